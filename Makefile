@@ -1,0 +1,38 @@
+# `make run` and `make test` need Python 3.11 or newer and nothing else: they install into .venv what they use.
+PYTHON ?= python3
+BIN := .venv/bin
+THREADS ?= 2
+
+.PHONY: run test check bench clean help
+
+help:  ## say what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+run: .venv/installed  ## fit a flow to a 1-D mixture and draw what it learned
+	$(BIN)/python examples/density_1d.py
+
+test: check  ## check, then run all tests
+	$(BIN)/python -m pytest -n $(THREADS)
+
+check: .venv/installed  ## format, lint, types, layers and doctests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py --doctest-modules infocnf
+
+bench: .venv/bench  ## measure against torchdiffeq and torchode; writes docs/results/benchmarks.md
+	$(BIN)/python -m benchmarks.divergence
+	$(BIN)/python -m benchmarks.training
+
+clean:  ## remove what was installed and made
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/bench: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@

@@ -1,0 +1,145 @@
+r"""One continuous block: the flow of a field over a unit of time, and its log-determinant.
+
+.. math:: \frac{dz}{dt} = f(z, t), \qquad
+    \log \left| \det \frac{\partial z(1)}{\partial z(0)} \right|
+    = \int_0^1 \mathrm{tr} \frac{\partial f}{\partial z}\, dt .
+
+Walking from data to latent the trace enters :math:`\log p(x)` with a plus sign (the paper prints a
+minus, which holds for dynamics from latent to data).
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
+from infocnf.networks.fields import check_field
+from infocnf.ode import solve
+from infocnf.ode.divergence import PROBES, divergence, draw_probes, unit_probes
+
+__all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
+
+TRACES = ("auto", "exact", "hutchinson")
+EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace
+
+
+class Dynamics(nn.Module):
+    """Slopes of ``(z, log_det)``: the field and its divergence.
+
+    Arguments:
+        field: The field.
+    """
+
+    def __init__(self, field: nn.Module) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(
+        self, t: Tensor, state: tuple[Tensor, Tensor], probes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Slopes; ``probes`` is ``(batch, count, ...)`` for Hutchinson's estimate, None for the
+        exact trace.
+        """
+        z, _ = state
+        if probes is None:
+            return divergence(self.field, t, z, unit_probes(z))
+
+        return divergence(self.field, t, z, probes.transpose(0, 1), 1.0 / probes.shape[1])
+
+
+class ContinuousBlock(Bijection):
+    """A field, its divergence, and the solver between them.
+
+    Arguments:
+        field: A smooth deterministic field, called as ``field(t, z)``.
+        shape: Shape of one sample.
+        index: Position among the continuous blocks of the flow, which the tolerance policy is asked
+            about.
+        trace: ``exact``, ``hutchinson``, or ``auto``: exact up to 16 dimensions.
+        probes: Distribution of Hutchinson's probes: ``rademacher`` or ``gaussian``.
+        probe_count: Number of probes.
+        method: Method of the solver; see :func:`infocnf.ode.solve`.
+        steps: Number of steps of a method without error estimate.
+        max_steps: Attempted steps after which a sample is given up.
+    """
+
+    def __init__(
+        self,
+        field: nn.Module,
+        shape: tuple[int, ...],
+        index: int = 0,
+        *,
+        trace: str = "auto",
+        probes: str = "rademacher",
+        probe_count: int = 1,
+        method: str = "dopri5",
+        steps: int | None = None,
+        max_steps: int = 4096,
+    ) -> None:
+        super().__init__()
+        check_field(field)
+        if trace not in TRACES:
+            raise ValueError(f"trace must be one of {', '.join(TRACES)}, got {trace!r}")
+        if probes not in PROBES:
+            raise ValueError(f"probes must be one of {', '.join(PROBES)}, got {probes!r}")
+        if probe_count < 1:
+            raise ValueError(f"probe_count must be at least 1, got {probe_count}")
+        self.dynamics = Dynamics(field)
+        self.shape, self.index = tuple(shape), index
+        self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
+        self.probes, self.probe_count = probes, probe_count
+        self.solver = {"method": method, "steps": steps, "max_steps": max_steps}
+        self.first_step: float | None = (
+            None  # what the last solve in training proposed for the next
+        )
+
+    def forward(self, x: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
+        if traversal.seeds is None:
+            (z,) = self.solve((x,), (0.0, 1.0), traversal)
+            return z, x.new_zeros(len(x))
+
+        context: tuple[Tensor, ...] = ()
+        if not self.exact:
+            context = (
+                draw_probes(traversal.seeds, x, self.probe_count, self.probes, stream=self.index),
+            )
+        z, log_det = self.solve((x, x.new_zeros(len(x))), (0.0, 1.0), traversal, context)
+        return z, log_det
+
+    def inverse(self, z: Tensor, traversal: Traversal) -> Tensor:
+        (x,) = self.solve((z,), (1.0, 0.0), traversal)
+        return x
+
+    def solve(
+        self,
+        state: tuple[Tensor, ...],
+        interval: tuple[float, float],
+        traversal: Traversal,
+        context: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, ...]:
+        """Final state, entered into the traversal's account; an error that names this block where a
+        sample failed.
+        """
+        choice = traversal.policy(self.index, state[0])
+        with_log_det = len(state) == 2
+        warm = traversal.warm and with_log_det
+        solution = solve(
+            self.dynamics if with_log_det else self.dynamics.field,
+            state if with_log_det else state[0],
+            interval,
+            tolerance=choice.tolerance,
+            stepping=traversal.stepping,
+            gradient=traversal.gradient,
+            first_step=self.first_step if warm else None,
+            context=context,
+            **self.solver,  # type: ignore[arg-type]
+        )
+        traversal.solves.append(BlockSolve(self.index, choice, solution))
+        solution.check(f"block {self.index}")
+        if warm and math.isfinite(solution.first_step):
+            self.first_step = solution.first_step
+
+        final = solution.state
+        return (final,) if isinstance(final, Tensor) else final

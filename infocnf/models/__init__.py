@@ -1,0 +1,7 @@
+"""Models: flows with a partitioned, conditional code."""
+
+from infocnf.models.conditional import Code, InfoCNF
+from infocnf.models.factors import Categorical, Real
+from infocnf.models.loading import load
+
+__all__ = ["Categorical", "Code", "InfoCNF", "Real", "load"]

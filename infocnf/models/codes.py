@@ -1,0 +1,224 @@
+r"""The latent code: which part knows the labels, its prior, and the labels read off it.
+
+.. math:: z = [z_{y_1}, \dots, z_{y_L}, z_u], \qquad
+    \log p(z \mid y) = \sum_i \log \mathcal N\big(z_{y_i};\, \mu_i(y_i), \sigma_i^2(y_i)\big)
+    + \log \mathcal N(z_u; 0, I),
+
+with :math:`\mu_i, \log \sigma_i = q_{\phi_i}(y_i)` and a classifier :math:`q_{\theta_i}(z_{y_i})`
+per factor, all single linear layers that start at zero: all labels start as :math:`\mathcal N(0,
+I)`. No supervised code at all is an unconditional CNF, a code that is all supervised is CCNF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from infocnf.models.factors import Factor
+
+__all__ = ["PLACES", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
+
+PLACES = ("first_scale", "last_scale", "every_scale")
+Labels = Mapping[str, Tensor]
+
+
+def normal_log_prob(
+    z: Tensor, mean: Tensor | float = 0.0, log_scale: Tensor | float = 0.0
+) -> Tensor:
+    r"""Log-density of :math:`\mathcal N(\mu, \sigma^2)` summed over the last dimension.
+
+    >>> normal_log_prob(torch.zeros(1, 2))
+    tensor([-1.8379])
+    """
+    log_scale = torch.as_tensor(log_scale, dtype=z.dtype, device=z.device)
+    standard = (z - mean) * (-log_scale).exp()
+    return (-0.5 * standard.square() - log_scale - 0.5 * math.log(2.0 * math.pi)).sum(-1)
+
+
+def partition(sizes: Sequence[int], supervised: float, place: str | Sequence[int]) -> list[int]:
+    """Indices of the supervised code within the whole code.
+
+    Arguments:
+        sizes: What each scale contributes to the code, in order.
+        supervised: Fraction of the code that is supervised; ignored for explicit indices.
+        place: ``first_scale``: the start of the code, which is what the first scale factored out
+            when half is supervised; ``last_scale``: its end; ``every_scale``: the same fraction of
+            each scale; or the indices themselves.
+
+    >>> partition([4, 2, 2], 0.5, "first_scale"), partition([4, 2, 2], 0.5, "every_scale")
+    ([0, 1, 2, 3], [0, 1, 4, 6])
+    """
+    total = sum(sizes)
+    if not isinstance(place, str):
+        indices = [int(index) for index in place]
+        wrong = [index for index in indices if not 0 <= index < total]
+        if wrong or len(set(indices)) < len(indices):
+            what = f"{wrong[0]} is outside" if wrong else "an index occurs twice"
+            raise ValueError(f"place must hold different indices in 0 .. {total - 1}: {what}")
+        return indices
+    if place not in PLACES:
+        raise ValueError(f"place must be one of {', '.join(PLACES)}, or indices, got {place!r}")
+    if not 0.0 <= supervised <= 1.0:
+        raise ValueError(f"supervised must be a fraction between 0 and 1, got {supervised}")
+
+    count = round(supervised * total)
+    if place == "first_scale":
+        return list(range(count))
+    if place == "last_scale":
+        return list(range(total - count, total))
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [
+        start + i
+        for start, size in zip(starts, sizes, strict=True)
+        for i in range(round(supervised * size))
+    ]
+
+
+class FactorHead(nn.Module):
+    r"""Prior :math:`q_\phi` and classifier :math:`q_\theta` of one factor.
+
+    Arguments:
+        factor: The kind of label.
+        features: Size of its code :math:`z_{y_i}`.
+        dropout: Rate of dropout before the classifier.
+    """
+
+    def __init__(self, factor: Factor, features: int, dropout: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.prior = nn.Linear(factor.inputs, 2 * features)
+        self.classifier = nn.Linear(features, factor.outputs)
+        self.dropout = nn.Dropout(dropout)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`\mu(y)` and :math:`\log \sigma(y)`, each ``(..., features)``."""
+        mean, log_scale = self.prior(self.factor.embed(y, self.prior.weight.dtype)).chunk(2, dim=-1)
+        return mean, log_scale
+
+    def log_prob(self, z: Tensor, y: Tensor | None) -> Tensor:
+        """Log-density of codes ``(batch, features)`` given labels ``(batch,)``, or averaged over
+        labels for None.
+        """
+        if y is not None:
+            return normal_log_prob(z, *self.moments(y))
+        return self.factor.marginalise(
+            lambda labels: normal_log_prob(z.unsqueeze(1), *self.moments(labels)), z
+        )
+
+    def answer(self, z: Tensor) -> Tensor:
+        """The classifier's output ``(batch, outputs)``."""
+        return self.classifier(self.dropout(z))
+
+
+class PartitionedCode(nn.Module):
+    """Splits codes, scores them, draws them and reads labels off them.
+
+    Arguments:
+        sizes: What each scale contributes to the code.
+        factors: Factors by name.
+        supervised: Fraction of the code that is supervised, divided evenly between the factors.
+        place: Where it sits; see :func:`partition`.
+        dropout: Rate of dropout before each classifier.
+    """
+
+    order: Tensor
+    inverse_order: Tensor
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        factors: Mapping[str, Factor],
+        supervised: float,
+        place: str | Sequence[int],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        chosen = partition(sizes, supervised, place) if factors else []
+        if 0 < len(chosen) < len(factors):
+            raise ValueError(
+                f"{len(factors)} factors cannot share a supervised code of {len(chosen)} dimensions"
+            )
+        taken = set(chosen)
+        order = torch.tensor([*chosen, *(i for i in range(sum(sizes)) if i not in taken)])
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("inverse_order", order.argsort(), persistent=False)
+        self.sizes = (len(chosen), sum(sizes) - len(chosen))
+
+        each, rest = divmod(len(chosen), max(len(factors), 1))
+        self.shares = [each + (i < rest) for i in range(len(factors))] if chosen else []
+        names = factors if chosen else {}
+        self.heads = nn.ModuleDict(
+            {
+                name: FactorHead(factor, share, dropout)
+                for (name, factor), share in zip(names.items(), self.shares, strict=True)
+            }
+        )
+
+    def split(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Supervised and unsupervised code of a whole code ``(batch, features)``."""
+        z_y, z_u = z[:, self.order].split(self.sizes, dim=1)
+        return z_y, z_u
+
+    def merge(self, z_y: Tensor, z_u: Tensor) -> Tensor:
+        """Undo :meth:`split`."""
+        return torch.cat([z_y, z_u], dim=1)[:, self.inverse_order]
+
+    def by_factor(self, z_y: Tensor) -> dict[str, tuple[FactorHead, Tensor]]:
+        """Head and code of each factor."""
+        codes = z_y.split(self.shares, dim=1) if self.shares else ()
+        heads = cast("list[tuple[str, FactorHead]]", list(self.heads.items()))
+        return {name: (head, code) for (name, head), code in zip(heads, codes, strict=True)}
+
+    def log_prob(self, z_y: Tensor, z_u: Tensor, labels: Labels) -> Tensor:
+        """Log-density of codes given the labels; averaged over the labels of factors that are not
+        named.
+        """
+        total = normal_log_prob(z_u)
+        for name, (head, code) in self.by_factor(z_y).items():
+            total = total + head.log_prob(code, labels.get(name))
+
+        return total
+
+    def answers(self, z_y: Tensor) -> dict[str, Tensor]:
+        """Output of each factor's classifier."""
+        return {name: head.answer(code) for name, (head, code) in self.by_factor(z_y).items()}
+
+    def draw(
+        self,
+        labels: Labels,
+        count: int,
+        temperature: float,
+        like: Tensor,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Supervised and unsupervised codes of samples with the given labels."""
+        z_y, z_u = (
+            temperature
+            * torch.randn(count, size, dtype=like.dtype, device=like.device, generator=generator)
+            for size in self.sizes
+        )
+        return self.shape(z_y, labels), z_u
+
+    def shape(self, noise: Tensor, labels: Labels) -> Tensor:
+        r"""Standard supervised codes given the mean and scale of labels: :math:`\mu(y) +
+        \sigma(y)\, \epsilon`.
+        """
+        parts = []
+        for name, (head, code) in self.by_factor(noise).items():
+            mean, log_scale = head.moments(labels[name])
+            parts.append(mean + log_scale.exp() * code)
+        return torch.cat(parts, dim=1) if parts else noise
+
+    def standardise(self, z_y: Tensor, labels: Labels) -> Tensor:
+        """Undo :meth:`shape`."""
+        parts = []
+        for name, (head, code) in self.by_factor(z_y).items():
+            mean, log_scale = head.moments(labels[name])
+            parts.append((code - mean) * (-log_scale).exp())
+        return torch.cat(parts, dim=1) if parts else z_y

@@ -1,0 +1,410 @@
+"""InfoCNF, and with it CCNF and the unconditional CNF: one flow, one partitioned code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from infocnf.flows import ContinuousBlock, ScaledFlow, Traversal, flat_flow, multiscale_flow
+from infocnf.flows.bijection import FlowStats
+from infocnf.models import pretrained
+from infocnf.models.codes import PartitionedCode
+from infocnf.models.distribution import FlowDistribution
+from infocnf.models.factors import Factor, factor_from_config, factor_to_config
+from infocnf.ode.divergence import sample_seeds
+from infocnf.ode.gradients import GRADIENTS
+from infocnf.tolerances import Policy, as_policy
+from infocnf.tolerances.policies import policy_from_config
+
+__all__ = ["ARCHITECTURES", "Code", "InfoCNF"]
+
+ARCHITECTURES = ("auto", "multiscale", "flat")
+
+Label = Tensor | float | Sequence[float]
+Labels = Label | Mapping[str, Label]
+Tolerance = float | Tensor | Sequence[float] | Policy
+
+
+@dataclass(frozen=True)
+class Code:
+    r"""A batch seen from the latent end.
+
+    Arguments:
+        supervised: :math:`z_y`, ``(batch, supervised)``.
+        unsupervised: :math:`z_u`, ``(batch, features - supervised)``.
+        log_det: :math:`\log |\det \partial z / \partial x|`, ``(batch,)``; None where it was not
+            asked for.
+        stats: What the solves took, block by block.
+    """
+
+    supervised: Tensor
+    unsupervised: Tensor
+    log_det: Tensor | None = None
+    stats: FlowStats | None = None
+
+
+class InfoCNF(nn.Module):
+    r"""A continuous flow whose code is partitioned into a part that knows the labels and one that
+    does not.
+
+    .. math:: \log p(x \mid y) = \log p(z_y \mid y) + \log \mathcal N(z_u; 0, I)
+        + \sum_k \int_0^1 \mathrm{tr} \frac{\partial f_k}{\partial z}\, dt
+
+    (the sign of the trace is that of dynamics from data to latent). ``supervised=0`` is the
+    unconditional CNF, ``supervised=1`` the paper's baseline CCNF, ``supervised=0.5`` its InfoCNF.
+
+    In training mode solves share their steps over the batch, start with the step of the block's
+    last solve, and draw probes at random. In evaluation mode each sample has its own steps from a
+    fresh start and its own fixed probes, so that its answer depends neither on its batch nor on
+    what was computed before.
+
+    Arguments:
+        shape: Shape of one sample: ``(features,)``, or ``(channels, height, width)`` with pixels in
+            [0, 1].
+        factors: Labels by name, each :class:`Categorical` or :class:`Real`.
+        supervised: Fraction of the code that knows the labels.
+        place: Where it sits: ``first_scale``, ``last_scale``, ``every_scale`` or indices.
+        architecture: ``multiscale`` for images, ``flat`` for vectors, ``auto`` by the shape.
+        trace: ``exact``, ``hutchinson``, or ``auto``: exact for blocks of up to 16 dimensions.
+        scales: Scales of a multiscale flow; as many as the size allows when None.
+        blocks: Continuous blocks: of a flat flow, or before and after each squeeze of a multiscale
+            one.
+        hidden: Widths (channels) of each field's hidden layers.
+        activation: ``softplus`` or ``tanh``.
+        time: ``concat`` or ``concat_squash``, for flat flows.
+        alpha: Margin of the logit at the data end of image flows.
+        probes: Hutchinson's probes: ``rademacher`` or ``gaussian``.
+        probe_count: Number of probes.
+        method: Method of the solver.
+        steps: Number of steps of a method without error estimate.
+        max_steps: Attempted steps per block after which a sample is given up.
+        gradient: ``checkpoint``, ``backprop`` or ``adjoint``.
+        tolerance: The model's own policy: a number, a sequence with one per block, or a policy.
+            Used in training and where a method is called with ``tolerance=None``.
+        dropout: Rate of dropout before the classifiers.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        factors: Mapping[str, Factor] | None = None,
+        supervised: float = 0.5,
+        place: str | Sequence[int] = "first_scale",
+        architecture: str = "auto",
+        *,
+        trace: str = "auto",
+        scales: int | None = None,
+        blocks: int = 2,
+        hidden: Sequence[int] = (64, 64, 64),
+        activation: str = "softplus",
+        time: str = "concat",
+        alpha: float = 1e-6,
+        probes: str = "rademacher",
+        probe_count: int = 1,
+        method: str = "dopri5",
+        steps: int | None = None,
+        max_steps: int = 4096,
+        gradient: str = "checkpoint",
+        tolerance: Tolerance = 1e-5,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
+        self.shape = tuple(int(size) for size in shape)
+        self.factors = dict(factors or {})
+        self.architecture = check_architecture(architecture, self.shape)
+        if gradient not in GRADIENTS:
+            raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
+        self.gradient = gradient
+        self.policy = as_policy(tolerance)
+        self._arguments = given
+
+        make_block = partial(
+            ContinuousBlock,
+            trace=trace,
+            probes=probes,
+            probe_count=probe_count,
+            method=method,
+            steps=steps,
+            max_steps=max_steps,
+        )
+        common: dict[str, Any] = {
+            "blocks": blocks,
+            "hidden": tuple(hidden),
+            "activation": activation,
+        }
+        self.flow: ScaledFlow
+        if self.architecture == "flat":
+            self.flow = flat_flow(self.shape[0], make_block, time=time, **common)
+        else:
+            self.flow = multiscale_flow(
+                self.shape,  # type: ignore[arg-type]
+                make_block,
+                scales=scales,
+                alpha=alpha,
+                **common,
+            )
+        self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
+
+    @property
+    def dimensions(self) -> int:
+        """Number of dimensions of one sample."""
+        return math.prod(self.shape)
+
+    def forward(self, y: Labels | None = None) -> FlowDistribution:
+        """The distribution of samples with labels ``y``, or of all samples, in the manner of
+        torch.distributions.
+        """
+        return FlowDistribution(self, y)
+
+    def encode(
+        self,
+        x: Tensor,
+        *,
+        tolerance: Tolerance | None = 1e-5,
+        log_det: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Code:
+        """Code of samples ``(batch, *shape)``; without ``log_det`` at less than half the cost."""
+        self.check_input(x)
+        seeds = self.seeds(x, generator) if log_det else None
+        traversal = self.traversal(tolerance, seeds)
+        z, total = self.flow(x, traversal)
+        z_y, z_u = self.code.split(z)
+
+        return Code(z_y, z_u, total if log_det else None, FlowStats(tuple(traversal.solves)))
+
+    def decode(self, code: Code, *, tolerance: Tolerance | None = 1e-5) -> Tensor:
+        """Samples ``(batch, *shape)`` of codes."""
+        z = self.code.merge(code.supervised, code.unsupervised)
+        return self.flow.inverse(z, self.traversal(tolerance))
+
+    def log_prob(
+        self,
+        x: Tensor,
+        y: Labels | None = None,
+        tolerance: Tolerance | None = 1e-5,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        r"""Log-density in nats, ``(batch,)``: :math:`\log p(x \mid y)`, or :math:`\log \sum_y
+        p(y)\, p(x \mid y)` for ``y=None``.
+
+        With several factors ``y`` is a dict; the density is averaged over the labels of those it
+        leaves out.
+        """
+        labels = self.labels(y, len(x))
+        code = self.encode(x, tolerance=tolerance, generator=generator)
+        return self.code_log_prob(code, labels)
+
+    def code_log_prob(self, code: Code, labels: Mapping[str, Tensor]) -> Tensor:
+        """Log-density of the samples whose code this is, ``(batch,)``."""
+        assert code.log_det is not None, "encode with log_det=True"
+        return self.code.log_prob(code.supervised, code.unsupervised, labels) + code.log_det
+
+    def predict_proba(
+        self, x: Tensor, tolerance: Tolerance | None = 1e-5
+    ) -> Tensor | Normal | dict[str, Tensor | Normal]:
+        """Probabilities ``(batch, classes)`` of a categorical factor, a Normal for a real one, a
+        dict of them for several.
+        """
+        answers = self.answers(x, tolerance)
+        return self.single(
+            {name: self.factors[name].distribution(answer) for name, answer in answers.items()}
+        )
+
+    def predict(self, x: Tensor, tolerance: Tolerance | None = 1e-5) -> Tensor | dict[str, Tensor]:
+        """The most probable class or the expected number, ``(batch,)``; a dict for several."""
+        answers = self.answers(x, tolerance)
+        return self.single(
+            {name: self.factors[name].read(answer) for name, answer in answers.items()}
+        )
+
+    def answers(self, x: Tensor, tolerance: Tolerance | None) -> dict[str, Tensor]:
+        """Output of each factor's classifier."""
+        if not self.code.heads:
+            raise ValueError(
+                "this model has no supervised code to read a label from: "
+                "give it factors and supervised > 0"
+            )
+        return self.code.answers(self.encode(x, tolerance=tolerance, log_det=False).supervised)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        y: Labels | None = None,
+        temperature: float = 1.0,
+        *,
+        tolerance: Tolerance | None = 1e-5,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``n`` samples ``(n, *shape)`` of label ``y``: one for all, one each, or drawn as they
+        occur for None.
+
+        A temperature below one narrows the prior: more typical samples, less variety.
+        """
+        labels = self.labels(y, n)
+        for name, factor in self.factors.items():
+            if name not in labels:
+                labels[name] = factor.draw(n, generator).to(self.device)
+        like = next(self.flow.parameters())
+        z_y, z_u = self.code.draw(labels, n, temperature, like, generator)
+
+        return self.decode(Code(z_y, z_u), tolerance=tolerance)
+
+    @torch.no_grad()
+    def counterfactual(
+        self,
+        x: Tensor,
+        y: Labels,
+        *,
+        given: Labels | None = None,
+        tolerance: Tolerance | None = 1e-5,
+    ) -> Tensor:
+        r"""The samples as they would be with labels ``y``: same :math:`z_u`, :math:`z_y` carried
+        from the old label to the new.
+
+        :math:`z_y` is carried by :math:`\mu(y') + \sigma(y') \odot (z_y - \mu(y)) / \sigma(y)`, so
+        that what distinguishes a sample within its class is kept and its own label gives the sample
+        itself.
+
+        Arguments:
+            x: Samples ``(batch, *shape)``.
+            y: New labels; factors that are left out keep theirs.
+            given: Present labels; predicted where None.
+            tolerance: Tolerance of the solves.
+        """
+        code = self.encode(x, tolerance=tolerance, log_det=False)
+        old = self.labels(given, len(x))
+        for name, answer in self.code.answers(code.supervised).items():
+            old.setdefault(name, self.factors[name].read(answer))
+        new = {**old, **self.labels(y, len(x))}
+        carried = self.code.shape(self.code.standardise(code.supervised, old), new)
+
+        return self.decode(Code(carried, code.unsupervised), tolerance=tolerance)
+
+    def labels(self, y: Labels | None, count: int) -> dict[str, Tensor]:
+        """Labels by factor name, each ``(count,)``, checked."""
+        if y is None:
+            return {}
+        if not isinstance(y, Mapping):
+            if len(self.factors) > 1:
+                raise ValueError(
+                    f"with several factors y must be a dict with keys {', '.join(self.factors)}"
+                )
+            y = dict.fromkeys(self.factors, y)
+        unknown = [name for name in y if name not in self.factors]
+        if unknown:
+            known = ", ".join(self.factors) or "none"
+            raise ValueError(
+                f"y names a factor {unknown[0]!r} that the model does not have; it has: {known}"
+            )
+
+        labels = {}
+        for name, value in y.items():
+            label = self.factors[name].check(torch.as_tensor(value, device=self.device))
+            if label.ndim > 1 or (label.ndim == 1 and len(label) != count):
+                raise ValueError(
+                    f"labels must have shape () or ({count},), got {tuple(label.shape)}"
+                )
+            labels[name] = label.expand(count)
+
+        return labels
+
+    def single(self, values: dict[str, Any]) -> Any:  # noqa: ANN401
+        """The only value where there is one factor, else all by name."""
+        return next(iter(values.values())) if len(values) == 1 else values
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.flow.parameters()).device
+
+    def seeds(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Seeds of each sample's probes: at random in training or from a generator, else from the
+        sample itself.
+        """
+        if not self.training and generator is None:
+            return sample_seeds(x)
+        return torch.randint(-(2**63), 2**63 - 1, (len(x),), generator=generator, device=x.device)
+
+    def traversal(self, tolerance: Tolerance | None, seeds: Tensor | None = None) -> Traversal:
+        """How a batch travels, in training and in evaluation."""
+        return Traversal(
+            policy=self.policy if tolerance is None else as_policy(tolerance),
+            stepping="shared" if self.training else "individual",
+            gradient=self.gradient,
+            seeds=seeds,
+            warm=self.training and torch.is_grad_enabled(),
+        )
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse samples of another shape or type."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise ValueError(
+                f"samples must have shape (batch, {', '.join(map(str, self.shape))}), "
+                f"got {tuple(x.shape)}"
+            )
+        dtype = next(self.flow.parameters()).dtype
+        if x.dtype != dtype:
+            raise ValueError(f"samples are {x.dtype} but the model is {dtype}: convert one of them")
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make this model again, as plain values."""
+        arguments = dict(self._arguments)
+        arguments["factors"] = {
+            name: factor_to_config(factor) for name, factor in self.factors.items()
+        }
+        arguments["tolerance"] = self.policy.config()
+        for name in ("shape", "hidden", "place"):
+            if not isinstance(arguments[name], str):
+                arguments[name] = [int(value) for value in arguments[name]]
+        return arguments
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> InfoCNF:
+        """The model that :meth:`config` described, with fresh weights."""
+        arguments = dict(config)
+        arguments["factors"] = {
+            name: factor_from_config(f) for name, f in arguments.get("factors", {}).items()
+        }
+        arguments["tolerance"] = policy_from_config(arguments.get("tolerance", {"name": "fixed"}))
+        return cls(**arguments)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``."""
+        pretrained.save(self, self.config(), Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> InfoCNF:
+        """The model of a folder that :meth:`save_pretrained` wrote, in evaluation mode."""
+        model = pretrained.load(cls.__name__, cls.from_config, Path(folder))
+        assert isinstance(model, cls)
+        return model
+
+
+def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
+    """The architecture of a shape; an error where they do not fit."""
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"architecture must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}"
+        )
+    if not shape or min(shape) < 1 or len(shape) not in (1, 3):
+        raise ValueError(f"shape must be (features,) or (channels, height, width), got {shape}")
+    natural = "flat" if len(shape) == 1 else "multiscale"
+    if architecture not in ("auto", natural):
+        raise ValueError(
+            f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
+        )
+    return natural

@@ -1,0 +1,18 @@
+"""Find a saved model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infocnf.models.conditional import InfoCNF
+
+__all__ = ["load"]
+
+
+def load(path: str | Path) -> InfoCNF:
+    """The model of a folder with ``config.json`` and ``model.safetensors``, or of a run directory
+    that holds it in ``model/``.
+    """
+    folder = Path(path)
+    inner = folder / "model"
+    return InfoCNF.from_pretrained(inner if inner.is_dir() else folder)

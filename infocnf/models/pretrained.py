@@ -1,0 +1,106 @@
+"""A model as two files: ``config.json`` says what it is, ``model.safetensors`` holds its weights.
+
+Nothing in them is code. The configuration carries a digest of both files, so that a truncated or
+altered one is refused before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["load", "save"]
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
+    """Write a model; each file appears whole or not at all, the configuration last."""
+    from safetensors.torch import save as to_bytes
+
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
+    weights = to_bytes(state)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "dtype": dtype,
+        "arguments": arguments,
+    }
+    config["sha256"] = digest(config, weights)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / WEIGHTS, weights)
+    write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) -> nn.Module:
+    """The model of a folder, in evaluation mode; a ValueError of one line for anything that is not
+    one.
+    """
+    config, weights = read(folder / CONFIG), read(folder / WEIGHTS)
+    try:
+        parsed = json.loads(config)
+        declared, known = parsed.pop("sha256"), parsed["format"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{folder / CONFIG} is not a model's configuration ({error!r}): save the model again"
+        ) from None
+    if known != FORMAT or parsed.get("model") != name:
+        raise ValueError(
+            f"{folder / CONFIG} describes a {parsed.get('model')!r} of format {known!r}, "
+            f"expected {name!r} of format {FORMAT}"
+        )
+    if declared != digest(parsed, weights):
+        raise ValueError(
+            f"{folder} is damaged: its files do not match the digest in {CONFIG}; "
+            "copy or save the model again"
+        )
+
+    from safetensors.torch import load as from_bytes
+
+    try:
+        model = build(parsed["arguments"]).to(getattr(torch, parsed["dtype"]))
+        model.load_state_dict(from_bytes(weights))
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{folder} does not hold a {name} of this version: {reason}") from None
+
+    return model.eval()
+
+
+def digest(config: dict[str, Any], weights: bytes) -> str:
+    """Digest of a configuration, in a canonical form, and of the weights."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(text + b"\0" + weights).hexdigest()
+
+
+def read(path: Path) -> bytes:
+    """Content of a file, or an error that says which is missing."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"no model here: cannot read {path} ({error.strerror})") from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file at once."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

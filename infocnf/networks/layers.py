@@ -1,0 +1,182 @@
+r"""Layers of a field that know the time, and how a perturbation passes through them.
+
+Every layer is affine in its features for a given time, :math:`h \mapsto A(t)\, h + b(t)`, so a
+*tangent* :math:`\dot h` passes as :math:`A(t)\, \dot h`. A *stack* holds features and their
+tangents in one tensor of shape ``(1 + tangents, batch, ...)``, so that one matrix product or
+convolution serves both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = [
+    "ACTIVATIONS",
+    "ConcatConv2d",
+    "ConcatLinear",
+    "ConcatSquashLinear",
+    "TimedLayer",
+    "activate_stack",
+]
+
+
+class TimedLayer(nn.Module, ABC):
+    """An affine map of features whose coefficients depend on time."""
+
+    @abstractmethod
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`A(t)\, h`, for features or for a stack of them."""
+
+    @abstractmethod
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`b(t)`, of the shape of one result; one per sample where ``t`` is ``(batch,)``."""
+
+    def forward(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`A(t)\, h + b(t)`."""
+        return self.linear(t, h) + self.offset(t, h)
+
+
+class ConcatLinear(TimedLayer):
+    r"""Linear layer with time as one more input feature: :math:`W h + w_t\, t + b`.
+
+    Arguments:
+        inputs: Input features, time not counted.
+        outputs: Output features.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(inputs + 1, outputs)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        return F.linear(h, self.map.weight[:, :-1])
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        return t.unsqueeze(-1) * self.map.weight[:, -1] + self.map.bias
+
+
+class ConcatSquashLinear(TimedLayer):
+    r"""Linear layer gated by time: :math:`(W h + b) \odot \sigma(g\, t + c) + s\, t`.
+
+    Arguments:
+        inputs: Input features.
+        outputs: Output features.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(inputs, outputs)
+        self.squash = nn.Linear(1, outputs)
+        self.shift = nn.Linear(1, outputs, bias=False)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        return F.linear(h, self.map.weight) * self.squash(t.unsqueeze(-1)).sigmoid()
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        time = t.unsqueeze(-1)
+        return self.map.bias * self.squash(time).sigmoid() + self.shift(time)
+
+
+class ConcatConv2d(TimedLayer):
+    r"""3x3 convolution with time as one more, constant channel.
+
+    The constant channel is not built: its contribution is :math:`t` times one image that depends on
+    the borders only.
+
+    Arguments:
+        inputs: Input channels, time not counted.
+        outputs: Output channels.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Conv2d(inputs + 1, outputs, kernel_size=3, padding=1)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        # channels-last: measured 1.2 to 1.4 times faster on CPU (benchmarks/divergence.py)
+        weight = self.map.weight[:, :-1].contiguous(memory_format=torch.channels_last)
+        images = h.flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        return F.conv2d(images, weight, padding=1).unflatten(0, h.shape[:-3])
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        ones = torch.ones(1, 1, *h.shape[-2:], dtype=h.dtype, device=h.device)
+        image = F.conv2d(ones, self.map.weight[:, -1:], padding=1)
+        image = t.reshape(-1, 1, 1, 1) * image + cast("Tensor", self.map.bias).reshape(-1, 1, 1)
+        return image if t.ndim else image[0]
+
+
+def _softplus(h: Tensor) -> tuple[Tensor, Tensor]:
+    return F.softplus(h), h.sigmoid()
+
+
+def _tanh(h: Tensor) -> tuple[Tensor, Tensor]:
+    value = h.tanh()
+    return value, value
+
+
+def _softplus_slope(key: Tensor) -> tuple[Tensor, Tensor]:
+    return key, 1.0 - key
+
+
+def _tanh_slope(key: Tensor) -> tuple[Tensor, Tensor]:
+    return 1.0 - key.square(), -2.0 * key
+
+
+ACTIVATIONS = {
+    # value and key of h; slope and curvature / slope from the key
+    "softplus": (_softplus, _softplus_slope),
+    "tanh": (_tanh, _tanh_slope),
+}
+"""Smooth activations: an adaptive solver meets every kink of a field as an error that no step size
+removes.
+"""
+
+
+def activate_stack(stack: Tensor, offset: Tensor, activation: str) -> Tensor:
+    r"""Offset and activation of a stack: :math:`\phi(h + b)` first, then :math:`\phi'(h + b) \odot
+    \dot h` for each tangent.
+    """
+    return _ActivateStack.apply(stack, offset, activation)
+
+
+class _ActivateStack(torch.autograd.Function):
+    """Written by hand because autograd would pad every slice of the stack with zeros on the way
+    back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stack: Tensor, offset: Tensor, activation: str) -> Tensor:  # noqa: ANN401
+        value_and_key, slope_of = ACTIVATIONS[activation]
+        value, key = value_and_key(stack[0] + offset)
+        result = torch.empty_like(stack)
+        result[0] = value
+        torch.mul(stack[1:], slope_of(key)[0], out=result[1:])
+
+        ctx.save_for_backward(stack, key)
+        ctx.activation, ctx.offset_shape = activation, offset.shape
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        stack, key = ctx.saved_tensors
+        slope, bend = ACTIVATIONS[ctx.activation][1](key)
+        pulled = cotangent * slope
+        for tangent, pulled_tangent in zip(stack[1:], pulled[1:], strict=True):
+            pulled[0] += pulled_tangent * tangent * bend
+
+        summed = pulled[0] if pulled[0].shape == ctx.offset_shape else sum_over_batch(pulled[0])
+        return pulled, summed.reshape(ctx.offset_shape), None
+
+
+def sum_over_batch(x: Tensor) -> Tensor:
+    """Sum over the first dimension, as a matrix product: ten times faster than ``sum(0)`` on
+    channels-last images.
+    """
+    rows = x.permute(0, 2, 3, 1).flatten(1) if x.ndim == 4 else x
+    total = x.new_ones(len(x)) @ rows
+    return total.reshape(*x.shape[2:], x.shape[1]).permute(2, 0, 1) if x.ndim == 4 else total

@@ -1,0 +1,155 @@
+r"""How large a step may be.
+
+A step is accepted when the ratio of its estimated error to what the tolerance :math:`\tau` allows,
+
+.. math:: r = \frac{1}{\tau} \max_{\text{parts}}
+    \mathrm{rms}\!\left( \frac{\mathrm{error}}{1 + \max(|y|, |y'|)} \right),
+
+is at most one (:math:`\tau` serves as absolute and as relative tolerance). The next step follows
+Gustafsson's proportional-integral rule. Ratios, times and steps are NumPy arrays of shape
+``(lanes,)`` in double precision on the host: a *lane* is what has a step of its own, one sample
+under individual stepping or the whole batch under shared stepping. One transfer of ``lanes``
+numbers per attempted step is all that leaves the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["Array", "Controller", "State", "error_ratio", "first_step", "rms"]
+
+Array = NDArray[np.float64]
+State = tuple[Tensor, ...]
+
+# a last step may exceed its proposal by this much: 1.05**5 is less than the safety leaves free
+STRETCH = 1.05
+
+
+def rms(parts: Sequence[Tensor], individual: bool) -> Tensor:
+    """Root mean square of each part, the largest over parts: ``(lanes,)``."""
+    if individual:
+        norms = [part.reshape(len(part), -1).square().mean(1) for part in parts]
+    else:
+        norms = [part.square().mean().reshape(1) for part in parts]
+
+    return torch.stack(norms).amax(0).sqrt()
+
+
+def error_ratio(error: State, before: State, after: State, individual: bool) -> Array:
+    """The ratio :math:`r` for unit tolerance, ``(lanes,)``; NaN or infinite where the step broke
+    down.
+    """
+    scaled = [
+        e / torch.maximum(y.abs(), y1.abs()).add_(1.0)
+        for e, y, y1 in zip(error, before, after, strict=True)
+    ]
+
+    return to_host(rms(scaled, individual))
+
+
+def to_host(values: Tensor) -> Array:
+    """Numbers of a tensor as a double-precision array."""
+    return values.detach().to("cpu", torch.float64).numpy()
+
+
+@dataclass(frozen=True)
+class Controller:
+    r"""Proportional-integral step-size control,
+
+    .. math:: h' = h \cdot \mathrm{clip}\big(
+        0.9\; r^{-(1 - 0.75\beta q)/q}\; r_{\text{prev}}^{\,\beta},\; 0.2,\; 10\big),
+
+    with :math:`q` the order of the method. The memory of the previous ratio damps the alternation
+    of accepted and rejected steps that the plain rule shows at the edge of stability.
+
+    Arguments:
+        order: Order :math:`q` of the method.
+        proportional: Weight :math:`\beta` of the previous ratio; 0 gives the elementary rule.
+    """
+
+    order: int
+    safety: float = 0.9
+    shrink: float = 0.2
+    grow: float = 10.0
+    proportional: float = 0.04
+
+    def factor(self, ratio: Array, previous: Array) -> Array:
+        """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""
+        integral = 1.0 / self.order - 0.75 * self.proportional
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw = self.safety * ratio**-integral * previous**self.proportional
+
+        return np.clip(np.where(np.isfinite(ratio), raw, self.shrink), self.shrink, self.grow)
+
+    def elementary(self, ratio: Array) -> Array:
+        """Growth without memory: after a rejection, and for the proposal of a first step."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw = self.safety * ratio ** (-1.0 / self.order)
+
+        return np.clip(np.where(np.isfinite(ratio), raw, self.shrink), self.shrink, self.grow)
+
+    @staticmethod
+    def fit(step: Array, remaining: Array) -> Array:
+        """The step that is taken: clipped to the end, and halved rather than leaving a crumb for
+        the last one.
+        """
+        last = step * STRETCH >= remaining
+        halved = np.where(2.0 * step > remaining, 0.5 * remaining, step)
+
+        return np.where(last, remaining, halved)
+
+
+def first_step(
+    evaluate: Callable[[Array, State], State],
+    y: State,
+    k: State,
+    tolerance: Array,
+    span: float,
+    order: int,
+    individual: bool,
+    controlled: int,
+) -> Array:
+    """Hairer's estimate of a first step (Hairer, Nørsett, Wanner, *Solving ODEs I*, II.4),
+    ``(lanes,)``, unsigned.
+
+    It costs one evaluation of the field, at an Euler step that is itself a guess from the sizes of
+    ``y`` and ``k``.
+
+    Arguments:
+        evaluate: Field at signed steps ``(lanes,)`` from the start.
+        y: Initial state.
+        k: Field at the initial state.
+        tolerance: ``(lanes,)``.
+        span: Signed length of the interval.
+        order: Order of the method.
+        individual: Whether each sample is a lane.
+        controlled: Number of leading parts of the state that are in the error norm.
+    """
+    scales = [part.abs().add_(1.0) for part in y[:controlled]]
+
+    def size(parts: Sequence[Tensor]) -> Array:
+        scaled = [part / scale for part, scale in zip(parts, scales, strict=True)]
+        return to_host(rms(scaled, individual)) / tolerance
+
+    with np.errstate(all="ignore"):
+        d0, d1 = size(y[:controlled]), size(k[:controlled])
+        guess = np.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1)
+        guess = np.minimum(np.where(np.isfinite(guess), guess, 1e-6), abs(span))
+
+        ahead = evaluate(np.copysign(guess, span), y)
+        bend = size(
+            [new - old for new, old in zip(ahead[:controlled], k[:controlled], strict=True)]
+        )
+        largest = np.maximum(d1, bend / guess)
+        estimate = np.where(
+            largest <= 1e-15, np.maximum(1e-6, 1e-3 * guess), (0.01 / largest) ** (1.0 / order)
+        )
+
+    estimate = np.where(np.isfinite(estimate), estimate, guess)
+    return np.minimum(np.minimum(100.0 * guess, estimate), abs(span))

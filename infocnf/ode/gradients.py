@@ -1,0 +1,373 @@
+r"""How a solve is differentiated.
+
+``backprop``
+    Autograd records the loop. Memory grows with the evaluations; gradients of gradients work.
+``checkpoint``
+    The forward solve keeps the state before each accepted step and nothing else. The backward pass
+    recomputes one step at a time and pulls the cotangent :math:`\lambda` of its result back through
+    its stages,
+
+    .. math:: \kappa_i = h\,\Big(b_i \lambda + \sum_{m>i} a_{mi}\, \mu_m\Big), \qquad
+        \mu_i = \Big(\frac{\partial f}{\partial y}\Big)_{\!i}^{\!\top} \kappa_i, \qquad
+        \lambda \leftarrow \lambda + \sum_i \mu_i, \qquad
+        g_\theta \leftarrow g_\theta
+        + \sum_i \Big(\frac{\partial f}{\partial \theta}\Big)_{\!i}^{\!\top} \kappa_i .
+
+    This is the gradient of the discrete solution, the same as ``backprop`` gives, because step
+    sizes are constants in both. Only the field is recorded, one stage at a time; the combinations
+    above are plain sums.
+``adjoint``
+    Solves :math:`\dot a = -a^\top \partial f/\partial y`, :math:`\dot g_\theta = -a^\top \partial
+    f/\partial \theta` backward in time beside the state. Memory does not grow with the steps. The
+    gradients of the parameters ride as passengers outside the error norm (the semi-norm of Kidger,
+    Chen and Lyons, 2021). Under individual stepping a gradient per sample and parameter would not
+    fit, so the integral over a step is taken from its stages once it is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from infocnf.ode.controller import Array, State
+from infocnf.ode.march import Arrival, March, Problem, Status, Step
+from infocnf.ode.steps import advance, combine, stage_times, step_size
+
+__all__ = ["GRADIENTS", "Job", "run"]
+
+GRADIENTS = ("backprop", "checkpoint", "adjoint")
+
+
+@dataclass
+class Job:
+    """A solve to be differentiated, and what it told: the non-tensor half of an autograd function's
+    arguments.
+
+    Arguments:
+        problem: What is solved.
+        parts: Number of tensors of the state; context and parameters follow them in the function's
+            arguments.
+        contexts: Number of tensors of the context.
+    """
+
+    problem: Problem
+    parts: int
+    contexts: int
+    backward: Tensor  # evaluations of the backward pass by lane, filled in by it
+    arrival: Arrival | None = None
+
+    def split(self, tensors: Sequence[Tensor]) -> tuple[State, State, State]:
+        """State, context and parameters."""
+        first, second = self.parts, self.parts + self.contexts
+        return tuple(tensors[:first]), tuple(tensors[first:second]), tuple(tensors[second:])
+
+    def count(self, rows: Tensor | None, evaluations: int | Tensor) -> None:
+        """Book evaluations of the backward pass."""
+        self.backward[slice(None) if rows is None else rows] += evaluations
+
+
+def run(job: Job, y: State, context: State, parameters: State, gradient: str) -> State:
+    """Final state, differentiable as asked; ``job.arrival`` holds the rest."""
+    tensors = (*y, *context, *parameters)
+    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if needed and gradient != "backprop":
+        function = _Checkpoint if gradient == "checkpoint" else _Adjoint
+        return tuple(function.apply(job, *tensors))
+
+    with torch.set_grad_enabled(torch.is_grad_enabled() and gradient == "backprop"):
+        job.arrival = March(job.problem, y, context).run()
+    return job.arrival.state
+
+
+class _Checkpoint(torch.autograd.Function):
+    """States between accepted steps are kept; each step is recomputed to be pulled back."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
+        y, context, _ = job.split(tensors)
+        trail: list[tuple[Step, State]] = []
+
+        def remember(step: Step, select: Select, before: State, *_: object) -> None:
+            trail.append((step, select(before)))
+
+        job.arrival = March(job.problem, y, context, remember).run()
+        ctx.job, ctx.trail = job, trail
+        ctx.save_for_backward(
+            *tensors
+        )  # autograd then refuses tensors that were changed in place meanwhile
+        return fresh(job.arrival.state, y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        job: Job = ctx.job
+        _, context, parameters = job.split(ctx.saved_tensors)
+        pull = _Pull(job, context, parameters)
+
+        cotangent = answered(job, cotangents)
+        for step, before in reversed(ctx.trail):
+            pulled = pull.through(step, before, rows_of(cotangent, step.rows))
+            cotangent = pulled if step.rows is None else put_rows(cotangent, step.rows, pulled)
+
+        return None, *cotangent, *pull.collected
+
+
+class _Adjoint(torch.autograd.Function):
+    """Only the final state is kept; the cotangent is solved for backward in time."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
+        y, context, _ = job.split(tensors)
+        job.arrival = March(job.problem, y, context).run()
+        ctx.job = job
+        final = fresh(job.arrival.state, y)
+        ctx.save_for_backward(*tensors[job.parts :], *final)
+        return final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        job: Job = ctx.job
+        sources, final = ctx.saved_tensors[: -job.parts], ctx.saved_tensors[-job.parts :]
+        context, parameters = sources[: job.contexts], sources[job.contexts :]
+        system = _AdjointSystem(job, context, parameters)
+        cotangent, collected = system.solve(final, cotangents)
+
+        return None, *cotangent, *collected
+
+
+Select = Callable[[State], State]
+
+
+def fresh(state: State, y: State) -> State:
+    """The state, copied where a solve of no length returned its own input (autograd would call that
+    in-place).
+    """
+    return tuple(s.clone() if any(s is part for part in y) else s for s in state)
+
+
+def rows_of(state: State, rows: Tensor | None) -> State:
+    """Some rows of every part; all of them for None."""
+    return state if rows is None else tuple(part[rows.to(part.device)] for part in state)
+
+
+def put_rows(state: State, rows: Tensor, by: State) -> State:
+    """Overwrite some rows of every part, in place."""
+    for part, new in zip(state, by, strict=True):
+        part[rows.to(part.device)] = new
+    return state
+
+
+def answered(job: Job, cotangents: State) -> State:
+    """A copy of the cotangents, zero for samples whose solve failed: their answer is NaN whatever
+    the input.
+    """
+    assert job.arrival is not None
+    failed = torch.from_numpy(np.flatnonzero(job.arrival.status != Status.DONE))
+    if len(failed) and not job.problem.individual:
+        return tuple(torch.zeros_like(c) for c in cotangents)
+    return tuple(c.index_fill(0, failed.to(c.device), 0.0) for c in cotangents)
+
+
+class _Pull:
+    """Vector-Jacobian products of a field, and the gradients of its sources (context, then
+    parameters) so far.
+    """
+
+    def __init__(self, job: Job, context: State, parameters: State) -> None:
+        self.job, self.context, self.parameters = job, context, parameters
+        sources = (*context, *parameters)
+        self.collected = [torch.zeros_like(s) if s.requires_grad else None for s in sources]
+
+    def leaves(self, state: State, like: State) -> State:
+        """Copies of tensors that autograd can stop at, where the originals ask for a gradient."""
+        return tuple(
+            s.detach().requires_grad_(o.requires_grad) for s, o in zip(state, like, strict=True)
+        )
+
+    def record(self, t: Tensor, y: State, context: State) -> tuple[State, State]:
+        """The field at ``y`` with its graph: the leaves and the slopes."""
+        with torch.enable_grad():
+            leaves = tuple(part.detach().requires_grad_() for part in y)
+            return leaves, self.job.problem.field(t, leaves, context)
+
+    def product(
+        self, slopes: State, cotangent: State, leaves: State, sources: Sequence[Tensor]
+    ) -> tuple[State, list[Tensor | None]]:
+        """Products with respect to the leaves (zero where unused) and to the sources."""
+        live = [(s, c) for s, c in zip(slopes, cotangent, strict=True) if s.requires_grad]
+        wanted = [*leaves, *(source for source in sources if source.requires_grad)]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if live and wanted:
+            outputs, grad_outputs = zip(*live, strict=True)
+            found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
+        given = iter(found[len(leaves) :])
+        pulled = [
+            torch.zeros_like(leaf) if g is None else g
+            for leaf, g in zip(leaves, found[: len(leaves)], strict=True)
+        ]
+
+        return tuple(pulled), [next(given) if source.requires_grad else None for source in sources]
+
+    def collect(self, rows: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients of the sources; those of the context belong to some rows only."""
+        for i, (total, gradient) in enumerate(zip(self.collected, gradients, strict=True)):
+            if total is None or gradient is None:
+                continue
+            if rows is not None and i < self.job.contexts:
+                total.index_add_(0, rows.to(total.device), gradient)
+            else:
+                total.add_(gradient)
+
+    def through(self, step: Step, before: State, cotangent: State) -> State:
+        """Pull the cotangent of a step's result back to the state before it."""
+        problem, table = self.job.problem, self.job.problem.table
+        times = stage_times(table, step.t, step.h, before[0], problem.individual)
+        h = step_size(step.h, before[0], problem.individual)
+        context = self.leaves(rows_of(self.context, step.rows), self.context)
+        count = table.result_stages
+
+        recorded: list[tuple[State, State]] = []
+        slopes: list[State] = []
+        for i in range(count):
+            stage = advance(before, h, table.a[i], slopes)
+            recorded.append(self.record(times[i], stage, context))
+            slopes.append(tuple(slope.detach() for slope in recorded[-1][1]))
+        self.job.count(step.rows, count)
+
+        products: list[State] = []  # of the last stage first
+        for i in reversed(range(count)):
+            weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
+            parts = zip(cotangent, *products, strict=True)
+            kappa = tuple(combine(h, [table.b[i], *weights], part) for part in parts)
+            leaves, outputs = recorded.pop()
+            pulled, gradients = self.product(outputs, kappa, leaves, [*context, *self.parameters])
+            products.append(pulled)
+            self.collect(step.rows, gradients)
+
+        return advance(cotangent, 1.0, [1.0] * count, products)
+
+
+class _AdjointSystem:
+    r"""The backward system of a solve: states, their cotangents, and gradients of the sources as
+    passengers.
+
+    The parts are ordered ``(y, a | y', a', g)``: controlled states and cotangents first, then those
+    of the forward solve's own passengers, then the gradients of the context and, under shared
+    stepping, of the parameters.
+    """
+
+    def __init__(self, job: Job, context: State, parameters: State) -> None:
+        self.job, self.problem, self.context, self.parameters = (
+            job,
+            job.problem,
+            context,
+            parameters,
+        )
+        self.pull = _Pull(job, context, parameters)
+        assert job.arrival is not None
+        self.done = np.flatnonzero(job.arrival.status == Status.DONE)
+        self.rows = torch.from_numpy(self.done) if self.problem.individual else None
+        sources = self.sources(context)
+        self.live = [i for i, source in enumerate(sources) if source.requires_grad]
+
+    def sources(self, context: State) -> State:
+        """What has its gradient among the passengers."""
+        return context if self.problem.individual else (*context, *self.parameters)
+
+    def pack(self, y: State, a: State, gradients: Sequence[Tensor]) -> State:
+        """Parts in the order of the system."""
+        count = self.problem.controlled
+        return (*y[:count], *a[:count], *y[count:], *a[count:], *gradients)
+
+    def unpack(self, state: State) -> tuple[State, State, State]:
+        """States, cotangents and gradients."""
+        count, parts = self.problem.controlled, self.job.parts
+        y = (*state[:count], *state[2 * count : parts + count])
+        a = (*state[count : 2 * count], *state[parts + count : 2 * parts])
+        return y, a, state[2 * parts :]
+
+    def dynamics(self, t: Tensor, state: State, context: State) -> State:
+        """Slopes of the backward system."""
+        y, a, _ = self.unpack(state)
+        context = self.pull.leaves(context, self.context)
+        leaves, slopes = self.pull.record(t, y, context)
+        sources = self.sources(context)
+        pulled, found = self.pull.product(slopes, a, leaves, sources)
+        gradients = [
+            torch.zeros_like(sources[i]) if (g := found[i]) is None else -g for i in self.live
+        ]
+
+        return self.pack(tuple(s.detach() for s in slopes), tuple(-p for p in pulled), gradients)
+
+    def integrate(
+        self, step: Step, select: Select, before: State, slopes: list[State], context: State
+    ) -> None:
+        """Quadrature of the parameters' gradient over an accepted step, from the stages of the
+        step.
+        """
+        table = self.problem.table
+        before, context = select(before), select(context)
+        slopes = [select(slope) for slope in slopes]
+        times = stage_times(table, step.t, step.h, before[0], True)
+        h = step_size(step.h, before[0], True)
+        assert self.rows is not None
+        for i, weight in enumerate(table.b):
+            if weight == 0.0:
+                continue
+            y, a, _ = self.unpack(advance(before, h, table.a[i], slopes))
+            weighted = tuple(combine(h, [-weight], [part]) for part in a)
+            _, outputs = self.pull.record(times[i], y, context)
+            _, found = self.pull.product(outputs, weighted, (), self.parameters)
+            self.pull.collect(None, [None] * self.job.contexts + found)
+            self.job.count(self.rows[step.rows], 1)
+
+    def solve(self, final: State, cotangents: State) -> tuple[State, list[Tensor | None]]:
+        """Cotangent of the initial state, and gradients of context and parameters."""
+        problem, rows, pull = self.problem, self.rows, self.pull
+        if not len(self.done):
+            return tuple(torch.zeros_like(c) for c in cotangents), pull.collected
+
+        backward = replace(
+            problem,
+            field=self.dynamics,
+            start=problem.end,
+            end=problem.start,
+            tolerance=problem.tolerance[self.done],
+            controlled=2 * problem.controlled,
+            first=None,
+        )
+        context = rows_of(self.context, rows)
+        gradients = [torch.zeros_like(self.sources(context)[i]) for i in self.live]
+        state = self.pack(rows_of(final, rows), rows_of(cotangents, rows), gradients)
+        listener = self.integrate if problem.individual and self.parameters else None
+        arrival = March(backward, state, context, listener).run()
+        self.job.count(rows, torch.from_numpy(arrival.evaluations))
+        check_adjoint(arrival)
+
+        _, initial, grown = self.unpack(arrival.state)
+        for place, gradient in zip(self.live, grown, strict=True):
+            pull.collect(
+                rows, [gradient if i == place else None for i in range(len(pull.collected))]
+            )
+        if rows is not None:
+            initial = put_rows(tuple(torch.zeros_like(c) for c in cotangents), rows, initial)
+
+        return initial, pull.collected
+
+
+def check_adjoint(arrival: Arrival) -> None:
+    """A gradient that could not be solved for is an error: there is no status to carry it."""
+    failed: Array = arrival.status != Status.DONE
+    if failed.any():
+        status = Status(int(arrival.status[failed][0]))
+        raise RuntimeError(
+            f"the adjoint solve of {int(failed.sum())} of {len(failed)} failed at time "
+            f"{float(arrival.time[failed][0]):.4g}: {status.advice}, or use gradient='checkpoint'"
+        )

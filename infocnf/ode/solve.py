@@ -1,0 +1,311 @@
+r"""Solve :math:`\dot y = f(t, y)` from :math:`y(t_0)` to :math:`y(t_1)` for a batch, and account
+for the cost.
+
+>>> import torch
+>>> solution = solve(lambda t, y: -y, torch.ones(2, 1), (0.0, 1.0))
+>>> solution.state.flatten()
+tensor([0.3679, 0.3679])
+>>> solution.stats.accepted > 0
+tensor(True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from infocnf.ode.controller import State
+from infocnf.ode.gradients import GRADIENTS, Job, run
+from infocnf.ode.march import Arrival, Problem, Status
+from infocnf.ode.steps import Field
+from infocnf.ode.tableaus import tableau
+
+__all__ = ["STEPPINGS", "Solution", "SolveError", "Stats", "Status", "solve"]
+
+STEPPINGS = ("shared", "individual")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a solve cost, in evaluations of the field and in steps.
+
+    Integer tensors: of shape ``(batch,)`` under individual stepping, where each sample has its own
+    count, and of shape ``()`` under shared stepping, where all samples have the same.
+    """
+
+    forward: Tensor  # evaluations of the forward solve
+    backward: Tensor  # evaluations of the gradient; zero until it has been computed
+    accepted: Tensor
+    rejected: Tensor
+
+    @property
+    def evaluations(self) -> Tensor:
+        """Forward and backward evaluations together: the NFE of the paper's tables."""
+        return self.forward + self.backward
+
+
+class SolveError(RuntimeError):
+    """Some samples could not be solved; ``solution`` tells which and how far they came."""
+
+    def __init__(self, message: str, solution: Solution) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where the solver arrived, and what it took.
+
+    Arguments:
+        state: Final state in the form it was given; NaN for samples that failed.
+        time: Time each sample reached, ``(batch,)``, or ``()`` under shared stepping.
+        status: :class:`Status` of each sample, same shape.
+        stats: The account.
+        first_step: First step that a similar solve should try (the median over samples).
+    """
+
+    state: Tensor | State
+    time: Tensor
+    status: Tensor
+    stats: Stats
+    first_step: float
+
+    @property
+    def done(self) -> Tensor:
+        """Which samples were solved."""
+        return self.status == Status.DONE
+
+    def check(self, where: str = "the solve") -> Solution:
+        """Itself, or a :class:`SolveError` that says where, when and why the first failure came."""
+        failed = ~self.done
+        if failed.any():
+            status = Status(int(self.status[failed].flatten()[0]))
+            time = float(self.time[failed].flatten()[0])
+            count = (
+                f"{int(failed.sum())} of {failed.numel()} samples" if failed.ndim else "the batch"
+            )
+            steps = int((self.stats.accepted + self.stats.rejected)[failed].flatten()[0])
+            raise SolveError(
+                f"{where} failed for {count}, at time {time:.4g} after {steps} steps: "
+                f"{status.advice}",
+                self,
+            )
+        return self
+
+
+def solve(
+    field: Callable[..., Tensor | State],
+    state: Tensor | Sequence[Tensor],
+    interval: tuple[float, float],
+    *,
+    tolerance: float | Tensor = 1e-5,
+    method: str = "dopri5",
+    stepping: str = "shared",
+    gradient: str = "checkpoint",
+    steps: int | None = None,
+    first_step: float | None = None,
+    max_steps: int = 4096,
+    passengers: int = 0,
+    context: Sequence[Tensor] = (),
+    parameters: Iterable[Tensor] | None = None,
+) -> Solution:
+    r"""Solve an initial value problem for a batch.
+
+    Arguments:
+        field: Called as ``field(t, state, *context)``, returns slopes in the form of the state.
+            ``t`` has shape ``()`` under shared stepping and ``(batch,)`` under individual stepping,
+            where the batch is that of the samples still on their way. It must be smooth and
+            deterministic.
+        state: Initial state: a tensor, or several, of any shape with the batch first.
+        interval: Initial and final time; backward when the final time comes first.
+        tolerance: Absolute and relative tolerance; one for all, or ``(batch,)`` under individual
+            stepping.
+        method: Adaptive ``dopri5``, ``tsit5``, ``bosh3``, ``heun``; with given ``steps``:
+            ``euler``, ``midpoint``, ``rk4``.
+        stepping: ``shared``, one step size for the batch, or ``individual``, one for each sample.
+        gradient: ``backprop``, ``checkpoint`` or ``adjoint``; see :mod:`infocnf.ode.gradients`.
+        steps: Number of equal steps, for methods without error estimate only.
+        first_step: First step to try; estimated by Hairer's rule when None.
+        max_steps: Attempted steps after which a sample is given up.
+        passengers: Number of trailing tensors of the state that ride along outside the error norm.
+        context: Tensors the field needs, one row per sample, handed to it for the samples still on
+            their way.
+        parameters: Tensors whose gradients are wanted; those of ``field`` when it is a module.
+    """
+    single = isinstance(state, Tensor)
+    y: State = (state,) if isinstance(state, Tensor) else tuple(state)
+    individual = check_choices(stepping, gradient)
+    check_state(y, passengers, individual or bool(context))
+    table = tableau(method)
+    check_steps(method, table.adaptive, steps)
+    lanes = len(y[0]) if individual else 1
+
+    sources = field_parameters(field) if parameters is None else tuple(parameters)
+    normal = normal_form(field, single, y)
+    if parameters is None and not sources and gradient != "backprop" and torch.is_grad_enabled():
+        normal = refuse_hidden_gradients(normal, context)
+    problem = Problem(
+        field=normal,
+        table=table,
+        start=float(interval[0]),
+        end=float(interval[1]),
+        tolerance=check_tolerance(tolerance, lanes, individual),
+        individual=individual,
+        controlled=len(y) - passengers,
+        max_steps=max_steps,
+        steps=steps or 0,
+        first=check_first(first_step),
+    )
+    job = Job(problem, len(y), len(context), torch.zeros(lanes, dtype=torch.int64))
+    final = run(job, y, tuple(context), sources, gradient)
+    assert job.arrival is not None
+
+    return account(job.arrival, final[0] if single else final, job.backward, individual)
+
+
+def account(
+    arrival: Arrival, state: Tensor | State, backward: Tensor, individual: bool
+) -> Solution:
+    """The solution as the user sees it."""
+
+    def public(values: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if individual else tensor.reshape(())
+
+    proposals = arrival.proposal[np.isfinite(arrival.proposal)]
+    stats = Stats(
+        forward=public(arrival.evaluations),
+        backward=backward
+        if individual
+        else backward.reshape(()),  # a view: the backward pass fills it in
+        accepted=public(arrival.accepted),
+        rejected=public(arrival.rejected),
+    )
+    return Solution(
+        state=state,
+        time=public(arrival.time),
+        status=public(arrival.status),
+        stats=stats,
+        first_step=float(np.median(proposals)) if len(proposals) else float("nan"),
+    )
+
+
+def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) -> Field:
+    """The field as ``(t, state, context) -> slopes`` on tuples, its slopes checked for shape."""
+
+    def normal(t: Tensor, state: State, context: State) -> State:
+        slopes = field(t, state[0] if single else state, *context)
+        result = (slopes,) if isinstance(slopes, Tensor) else tuple(slopes)
+        if len(result) != len(state) or any(
+            k.shape != part.shape for k, part in zip(result, state, strict=True)
+        ):
+            shapes = [tuple(k.shape) for k in result], [tuple(part.shape) for part in state]
+            raise ValueError(
+                f"the field returned shapes {shapes[0]} for a state of shapes {shapes[1]}"
+            )
+        return result
+
+    return normal
+
+
+def refuse_hidden_gradients(field: Field, context: Sequence[Tensor]) -> Field:
+    """A field that must not depend on tensors with gradients that nobody named.
+
+    A plain function may close over weights; recomputed inside an autograd function, they would
+    silently get no gradient.
+    """
+    known = any(tensor.requires_grad for tensor in context)
+    checked = False
+
+    def watched(t: Tensor, state: State, local: State) -> State:
+        nonlocal checked
+        if not checked:
+            checked = True
+            with torch.enable_grad():
+                slopes = field(t, tuple(part.detach() for part in state), local)
+            if not known and any(slope.requires_grad for slope in slopes):
+                raise ValueError(
+                    "the field is a function of tensors that require gradients: "
+                    "pass them as parameters=, "
+                    "make the field a torch.nn.Module, or use gradient='backprop'"
+                )
+            return (
+                tuple(slope.detach() for slope in slopes) if not torch.is_grad_enabled() else slopes
+            )
+        return field(t, state, local)
+
+    return watched
+
+
+def field_parameters(field: object) -> State:
+    """Parameters of a module, of a module's method, or of a partial application of either."""
+    if isinstance(field, partial):
+        return field_parameters(field.func)
+    owner = getattr(field, "__self__", field)
+    return tuple(owner.parameters()) if isinstance(owner, nn.Module) else ()
+
+
+def check_choices(stepping: str, gradient: str) -> bool:
+    """Whether stepping is individual; an error for an unknown choice."""
+    if stepping not in STEPPINGS:
+        raise ValueError(f"stepping must be one of {', '.join(STEPPINGS)}, got {stepping!r}")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
+    return stepping == "individual"
+
+
+def check_state(y: State, passengers: int, by_row: bool) -> None:
+    """Refuse what cannot be integrated."""
+    if not y or not 0 <= passengers < len(y):
+        raise ValueError(
+            f"a state of {len(y)} tensors cannot have {passengers} passengers: "
+            "one must be controlled"
+        )
+    for part in y:
+        if not part.is_floating_point():
+            raise ValueError(f"the state must be of a floating-point type, got {part.dtype}")
+    if by_row and len({part.shape[:1] for part in y}) != 1:
+        raise ValueError(
+            f"tensors of the state differ in batch size: {[tuple(part.shape) for part in y]}"
+        )
+    if by_row and not y[0].ndim:
+        raise ValueError("individual stepping needs a batch dimension, got a state of shape ()")
+
+
+def check_steps(method: str, adaptive: bool, steps: int | None) -> None:
+    """A number of steps belongs to the methods that cannot choose their own."""
+    if adaptive and steps is not None:
+        raise ValueError(
+            f"{method} chooses its own steps: leave out steps={steps}, "
+            "or use euler, midpoint or rk4"
+        )
+    if not adaptive and (steps is None or steps < 1):
+        raise ValueError(
+            f"{method} needs the number of steps, a positive integer, got steps={steps}"
+        )
+
+
+def check_first(first_step: float | None) -> float | None:
+    """A first step to try must be a positive number."""
+    if first_step is not None and not (np.isfinite(first_step) and first_step > 0):
+        raise ValueError(f"first_step must be positive and finite, got {first_step}")
+    return first_step
+
+
+def check_tolerance(tolerance: float | Tensor, lanes: int, individual: bool) -> np.ndarray:
+    """Tolerance of each lane."""
+    values = (
+        tolerance.detach().cpu().numpy() if isinstance(tolerance, Tensor) else np.asarray(tolerance)
+    )
+    values = values.astype(np.float64)
+    if values.ndim and not (individual and values.shape == (lanes,)):
+        needed = f"() or ({lanes},)" if individual else "() under shared stepping"
+        raise ValueError(f"tolerance must have shape {needed}, got {values.shape}")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"tolerance must be positive and finite, got {values.min()}")
+    return np.broadcast_to(values, (lanes,))

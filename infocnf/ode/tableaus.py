@@ -1,0 +1,164 @@
+r"""Runge-Kutta methods as tables of coefficients.
+
+One step of size :math:`h` from :math:`(t, y)` evaluates the field at :math:`s` stages and combines
+them,
+
+.. math:: k_i = f\big(t + c_i h,\; y + h \sum_{j<i} a_{ij} k_j\big), \qquad
+    y' = y + h \sum_i b_i k_i, \qquad
+    \mathrm{error} = h \sum_i e_i k_i,
+
+where :math:`e = b - \hat b` compares the result with an embedded method of lower order. A method
+without :math:`e` cannot judge its own step: it is used with a given number of equal steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["TABLEAUS", "Tableau", "tableau"]
+
+
+@dataclass(frozen=True)
+class Tableau:
+    """Coefficients of one explicit Runge-Kutta method.
+
+    Arguments:
+        name: What the user calls it.
+        order: Order of convergence of the accepted result.
+        c: Stage times as fractions of the step.
+        a: Row ``i`` holds the weights of the stages before stage ``i``.
+        b: Weights of the result.
+        e: Weights of the error estimate; empty for a method of fixed steps.
+    """
+
+    name: str
+    order: int
+    c: tuple[float, ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+    e: tuple[float, ...] = ()
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the method estimates its own error."""
+        return bool(self.e)
+
+    @cached_property
+    def fsal(self) -> bool:
+        """Whether the last stage is the field at the result: the first stage of the next step, for
+        free.
+        """
+        return self.a[-1] == self.b[:-1] and self.b[-1] == 0.0
+
+    @property
+    def stages(self) -> int:
+        """Stages of a step; each new attempt evaluates one less when ``fsal``."""
+        return len(self.c)
+
+    @property
+    def result_stages(self) -> int:
+        """Stages that the result depends on, and so those a gradient must pass through."""
+        return self.stages - self.fsal
+
+
+DOPRI5 = Tableau(
+    name="dopri5",
+    order=5,
+    c=(0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
+    a=(
+        (),
+        (1 / 5,),
+        (3 / 40, 9 / 40),
+        (44 / 45, -56 / 15, 32 / 9),
+        (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+        (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+        (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+    ),
+    b=(35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84, 0.0),
+    e=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
+)
+
+TSIT5 = Tableau(  # Ch. Tsitouras, Computers & Mathematics with Applications 62 (2011), 770-775
+    name="tsit5",
+    order=5,
+    c=(0.0, 0.161, 0.327, 0.9, 0.9800255409045097, 1.0, 1.0),
+    a=(
+        (),
+        (0.161,),
+        (-0.008480655492356989, 0.335480655492357),
+        (2.8971530571054935, -6.359448489975075, 4.3622954328695815),
+        (5.325864828439257, -11.748883564062828, 7.4955393428898365, -0.09249506636175525),
+        (
+            5.86145544294642,
+            -12.92096931784711,
+            8.159367898576159,
+            -0.071584973281401,
+            -0.028269050394068383,
+        ),
+        (
+            0.09646076681806523,
+            0.01,
+            0.4798896504144996,
+            1.379008574103742,
+            -3.290069515436081,
+            2.324710524099774,
+        ),
+    ),
+    b=(
+        0.09646076681806523,
+        0.01,
+        0.4798896504144996,
+        1.379008574103742,
+        -3.290069515436081,
+        2.324710524099774,
+        0.0,
+    ),
+    e=(
+        -0.00178001105222577714,
+        -0.0008164344596567469,
+        0.007880878010261995,
+        -0.1447110071732629,
+        0.5823571654525552,
+        -0.45808210592918697,
+        0.015151515151515152,
+    ),
+)
+
+BOSH3 = Tableau(
+    name="bosh3",
+    order=3,
+    c=(0.0, 1 / 2, 3 / 4, 1.0),
+    a=((), (1 / 2,), (0.0, 3 / 4), (2 / 9, 1 / 3, 4 / 9)),
+    b=(2 / 9, 1 / 3, 4 / 9, 0.0),
+    e=(2 / 9 - 7 / 24, 1 / 3 - 1 / 4, 4 / 9 - 1 / 3, -1 / 8),
+)
+
+HEUN = Tableau(
+    name="heun", order=2, c=(0.0, 1.0), a=((), (1.0,)), b=(1 / 2, 1 / 2), e=(-1 / 2, 1 / 2)
+)
+
+EULER = Tableau(name="euler", order=1, c=(0.0,), a=((),), b=(1.0,))
+
+MIDPOINT = Tableau(name="midpoint", order=2, c=(0.0, 1 / 2), a=((), (1 / 2,)), b=(0.0, 1.0))
+
+RK4 = Tableau(
+    name="rk4",
+    order=4,
+    c=(0.0, 1 / 2, 1 / 2, 1.0),
+    a=((), (1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)),
+    b=(1 / 6, 1 / 3, 1 / 3, 1 / 6),
+)
+
+TABLEAUS = {table.name: table for table in (DOPRI5, TSIT5, BOSH3, HEUN, EULER, MIDPOINT, RK4)}
+
+
+def tableau(method: str) -> Tableau:
+    """The table of a method by name.
+
+    >>> tableau("dopri5").order
+    5
+    """
+    if method not in TABLEAUS:
+        raise ValueError(f"method must be one of {', '.join(TABLEAUS)}, got {method!r}")
+    return TABLEAUS[method]
