@@ -55,7 +55,7 @@ def divergence(
 
     record = torch.is_grad_enabled()
     with torch.enable_grad():
-        z = z if z.requires_grad else z.detach().requires_grad_()
+        z = z if record and z.requires_grad else z.detach().requires_grad_()
         slopes = field(t, z)
         total = z.new_zeros(len(z))
         for probe in probes:

@@ -67,6 +67,16 @@ class Job:
         first, second = self.parts, self.parts + self.contexts
         return tuple(tensors[:first]), tuple(tensors[first:second]), tuple(tensors[second:])
 
+    def finish(self, arrival: Arrival, y: State) -> State:
+        """Take note of an arrival and return its state.
+
+        The state is not kept: it will refer to the autograd node, which refers to this job, and
+        memory would wait for the garbage collector. A solve of no length returns its own input;
+        autograd wants a copy.
+        """
+        self.arrival = replace(arrival, state=())
+        return tuple(s.clone() if any(s is part for part in y) else s for s in arrival.state)
+
     def count(self, rows: Tensor | None, evaluations: int | Tensor) -> None:
         """Book evaluations of the backward pass."""
         self.backward[slice(None) if rows is None else rows] += evaluations
@@ -81,8 +91,7 @@ def run(job: Job, y: State, context: State, parameters: State, gradient: str) ->
         return tuple(function.apply(job, *tensors))
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and gradient == "backprop"):
-        job.arrival = March(job.problem, y, context).run()
-    return job.arrival.state
+        return job.finish(March(job.problem, y, context).run(), ())
 
 
 class _Checkpoint(torch.autograd.Function):
@@ -96,12 +105,10 @@ class _Checkpoint(torch.autograd.Function):
         def remember(step: Step, select: Select, before: State, *_: object) -> None:
             trail.append((step, select(before)))
 
-        job.arrival = March(job.problem, y, context, remember).run()
+        final = job.finish(March(job.problem, y, context, remember).run(), y)
         ctx.job, ctx.trail = job, trail
-        ctx.save_for_backward(
-            *tensors
-        )  # autograd then refuses tensors that were changed in place meanwhile
-        return fresh(job.arrival.state, y)
+        ctx.save_for_backward(*tensors)  # autograd then refuses tensors changed in place meanwhile
+        return final
 
     @staticmethod
     @once_differentiable
@@ -124,9 +131,8 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
         y, context, _ = job.split(tensors)
-        job.arrival = March(job.problem, y, context).run()
+        final = job.finish(March(job.problem, y, context).run(), y)
         ctx.job = job
-        final = fresh(job.arrival.state, y)
         ctx.save_for_backward(*tensors[job.parts :], *final)
         return final
 
@@ -143,13 +149,6 @@ class _Adjoint(torch.autograd.Function):
 
 
 Select = Callable[[State], State]
-
-
-def fresh(state: State, y: State) -> State:
-    """The state, copied where a solve of no length returned its own input (autograd would call that
-    in-place).
-    """
-    return tuple(s.clone() if any(s is part for part in y) else s for s in state)
 
 
 def rows_of(state: State, rows: Tensor | None) -> State:

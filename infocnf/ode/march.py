@@ -282,9 +282,9 @@ class March:
             self.previous = np.where(accept, np.maximum(ratio, 1e-4), self.previous)
             self.stumbled = ~accept
 
-        stuck = ~accept & (self.h < self.smallest if problem.table.adaptive else True)
-        spent = self.accepted[lanes] + self.rejected[lanes] >= problem.max_steps
         arrived = accept & last
+        stuck = ~arrived & (self.h < self.smallest) if problem.table.adaptive else ~accept
+        spent = self.accepted[lanes] + self.rejected[lanes] >= problem.max_steps
         ended = arrived | stuck | (spent if problem.table.adaptive else False)
         if ended.any():
             cause = np.where(np.isfinite(ratio), Status.STEP_TOO_SMALL, Status.NOT_FINITE)

@@ -1,0 +1,47 @@
+"""How benchmarks measure: interleaved, by medians, in ratios; memory by the profiler's account of allocations."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def interleaved(contenders: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round; every round runs all of them, in turn first.
+
+    Each is called with the number of the round, so that all can work on the same data. One round more is run
+    before and not counted.
+    """
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            began = time.perf_counter()
+            contenders[name](turn)
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+
+    return seconds
+
+
+def median(values: list[float]) -> float:
+    """Middle value: one slow moment of a shared machine does not move it."""
+    return statistics.median(values)
+
+
+def allocated(function: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that a call leaves allocated as long as its result lives, and the most it held at a time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = function()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    del result
+
+    return held, peak

@@ -1,0 +1,270 @@
+"""The three gradients against finite differences, each other, and a measurement of memory."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+from problems import Counted, Swirl, allocated, stiffness
+from torch import Tensor, nn
+
+from infocnf.ode import Status, solve
+
+GRADIENTS = ["backprop", "checkpoint", "adjoint"]
+STEPPINGS = ["shared", "individual"]
+ACCURACY = {"backprop": 1e-6, "checkpoint": 1e-6, "adjoint": 1e-4}
+
+
+class Pair(nn.Module):
+    """A field of two tensors with a context: slopes depend on state, weights, time and context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swirl = Swirl()
+
+    def forward(
+        self, t: Tensor, state: tuple[Tensor, Tensor], push: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        z, _ = state
+        velocity = self.swirl(t, z) + push
+        return velocity, velocity.square().sum(1)
+
+
+def loss_of(solution_state: tuple[Tensor, Tensor]) -> Tensor:
+    z, energy = solution_state
+    return z.sin().sum() + (energy * torch.linspace(0.5, 1.5, len(energy))).sum()
+
+
+@pytest.mark.parametrize("passengers", [0, 1])
+@pytest.mark.parametrize("stepping", STEPPINGS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_gradients_equal_finite_differences(gradient: str, stepping: str, passengers: int) -> None:
+    field, start, push = Pair(), torch.randn(3, 3), 0.3 * torch.randn(3, 3)
+    first_step = 0.13  # given and never adapted below: a finite difference must see the same steps on both sides
+    run = partial(
+        solve,
+        field,
+        interval=(0.0, 1.0),
+        tolerance=1e-10,
+        stepping=stepping,
+        gradient=gradient,
+        first_step=first_step,
+        passengers=passengers,
+    )
+
+    x, c = start.clone().requires_grad_(), push.clone().requires_grad_()
+    loss = loss_of(run((x, torch.zeros(3)), context=(c,)).state)
+    sources = [x, c, *field.parameters()]
+    found = torch.autograd.grad(loss, sources)
+
+    with torch.no_grad():
+        for source, slope in zip(sources, found, strict=True):
+            direction = torch.randn_like(source)
+            values = []
+            for sign in (1, -1):
+                source += sign * 1e-5 * direction
+                values.append(loss_of(run((x, torch.zeros(3)), context=(c,)).state).item())
+                source -= sign * 1e-5 * direction
+            expected = (values[0] - values[1]) / 2e-5
+            assert (slope * direction).sum().item() == pytest.approx(
+                expected, abs=ACCURACY[gradient], rel=ACCURACY[gradient]
+            )
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "bosh3", "heun", "rk4", "midpoint", "euler"])
+@pytest.mark.parametrize("stepping", STEPPINGS)
+def test_checkpoint_gives_the_gradient_of_backprop_for_every_method(
+    method: str, stepping: str
+) -> None:
+    field, start = Swirl(strength=5.0), torch.randn(4, 3)
+    steps = 12 if method in ("rk4", "midpoint", "euler") else None
+    found = {}
+    for gradient in ("backprop", "checkpoint"):
+        x = start.clone().requires_grad_()
+        options = {"method": method, "stepping": stepping, "steps": steps, "gradient": gradient}
+        solution = solve(field, x, (0.0, 1.0), tolerance=1e-4, **options)
+        found[gradient] = torch.autograd.grad(
+            solution.state.square().sum(), [x, *field.parameters()]
+        )
+
+    torch.testing.assert_close(found["checkpoint"], found["backprop"], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stepping", STEPPINGS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_every_parameter_receives_a_gradient(gradient: str, stepping: str) -> None:
+    field = Swirl()
+    solve(
+        field, torch.randn(4, 3), (0.0, 1.0), gradient=gradient, stepping=stepping
+    ).state.sum().backward()
+    for parameter in field.parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("stepping", STEPPINGS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_the_account_of_the_backward_pass_equals_an_independent_count(
+    gradient: str, stepping: str
+) -> None:
+    rates = torch.tensor([1.0, 60.0, 3.0, 20.0])
+    start = torch.stack([torch.linspace(-2.0, 2.0, 4), rates], -1).requires_grad_()
+    counted = Counted(stiffness, 4)
+    numbers = torch.arange(4.0)
+    solution = solve(
+        counted,
+        start,
+        (0.0, 1.0),
+        gradient=gradient,
+        stepping=stepping,
+        context=(numbers,),
+        tolerance=1e-4,
+    )
+    forward = counted.calls.clone()
+    assert torch.equal(forward, solution.stats.forward.expand(4))
+    assert (solution.stats.backward == 0).all()
+
+    solution.state.sum().backward()
+    assert torch.equal(counted.calls - forward, solution.stats.backward.expand(4))
+    assert (solution.stats.evaluations == solution.stats.forward + solution.stats.backward).all()
+    if gradient == "checkpoint":
+        assert torch.equal(solution.stats.backward, 6 * solution.stats.accepted)
+
+
+class Wide(nn.Module):
+    """A field whose graph is much larger than its state."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(features, width), nn.Linear(width, features)
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return 3.0 * self.down(torch.tanh(self.up(z)))
+
+
+@pytest.mark.parametrize("stepping", STEPPINGS)
+def test_checkpoint_keeps_one_state_per_accepted_step_and_no_graph(stepping: str) -> None:
+    field, start = Wide(8, 256), torch.randn(500, 8)
+    state_bytes = start.numel() * start.element_size()
+
+    def forward(gradient: str) -> tuple[int, int]:
+        solutions = []
+        held, _ = allocated(
+            lambda: solutions.append(
+                solve(
+                    field, start, (0.0, 1.0), tolerance=1e-6, gradient=gradient, stepping=stepping
+                )
+            )
+        )
+        stats = solutions[0].stats
+        return held, int(stats.accepted.sum() if stepping == "individual" else stats.accepted)
+
+    kept, steps = forward("checkpoint")
+    states = steps / 500 if stepping == "individual" else steps
+    graph, _ = forward("backprop")
+    slack = (
+        0.35 * states if stepping == "individual" else 0.1
+    )  # indices, times and steps of each sample
+    assert (
+        states - 1.01 <= kept / state_bytes <= states + 1 + slack
+    )  # the first state is the input itself
+    assert graph > 50 * kept
+
+
+def test_adjoint_memory_does_not_grow_with_the_steps() -> None:
+    field, start = Wide(8, 64), torch.randn(100, 8)
+
+    def held(tolerance: float) -> tuple[int, int]:
+        solutions = []
+        options = {"gradient": "adjoint", "tolerance": tolerance}
+        kept, _ = allocated(lambda: solutions.append(solve(field, start, (0.0, 1.0), **options)))
+        return kept, int(solutions[0].stats.accepted)
+
+    (loose, few), (tight, many) = held(1e-2), held(1e-10)
+    assert many > 3 * few and tight == loose
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_memory_is_freed_with_the_solution_and_not_by_the_garbage_collector(gradient: str) -> None:
+    field, start = Swirl(), torch.randn(4, 3)
+    gc.disable()
+    try:
+        held, _ = allocated(
+            lambda: solve(field, start, (0.0, 1.0), gradient=gradient).state.sum().item()
+        )
+    finally:
+        gc.enable()
+    assert held == 0
+
+
+def test_backprop_can_be_differentiated_twice() -> None:
+    x = torch.tensor([[0.7]], requires_grad=True)
+    z = solve(lambda t, z: z.square(), x, (0.0, 0.5), tolerance=1e-10, gradient="backprop").state
+    (first,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+
+    # z(1/2) = x / (1 - x/2): slope (1 - x/2)^-2, curvature (1 - x/2)^-3
+    assert first.item() == pytest.approx((1 - 0.35) ** -2, abs=1e-8)
+    assert second.item() == pytest.approx((1 - 0.35) ** -3, abs=1e-6)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_healthy_samples_keep_their_gradients_beside_one_that_overflows(gradient: str) -> None:
+    scale = nn.Parameter(torch.ones(()))
+    start = torch.tensor([[0.5], [2.0], [-1.0]], requires_grad=True)
+
+    def field(t: Tensor, z: Tensor) -> Tensor:
+        return scale * z.square() * torch.exp(1e3 * torch.relu(z - 3.0))  # overflows from 3.7 on
+
+    options = {
+        "gradient": gradient,
+        "stepping": "individual",
+        "parameters": [scale],
+        "tolerance": 1e-9,
+    }
+    solution = solve(field, start, (0.0, 1.0), **options)
+    assert solution.done.tolist() == [True, False, True]
+
+    slope, rate = torch.autograd.grad(solution.state[solution.done].sum(), [start, scale])
+    # z(1) = x / (1 - s x): dz/dx = (1 - s x)^-2, dz/ds = x^2 (1 - s x)^-2
+    expected = torch.tensor([[4.0], [0.0], [0.25]])
+    torch.testing.assert_close(slope, expected, rtol=0, atol=1e-5)
+    assert rate.item() == pytest.approx(0.25 * 4 + 0.25, abs=1e-5)
+
+
+def test_a_function_that_hides_weights_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(()))
+    start = torch.randn(2, 2)
+    with pytest.raises(ValueError, match="pass them as parameters="):
+        solve(lambda t, z: weight * z, start, (0.0, 1.0))
+
+    named = solve(lambda t, z: weight * z, start, (0.0, 1.0), parameters=[weight])
+    free = solve(lambda t, z: weight * z, start, (0.0, 1.0), gradient="backprop")
+    pair = [torch.autograd.grad(s.state.sum(), weight)[0] for s in (named, free)]
+    torch.testing.assert_close(*pair)
+
+
+def test_a_method_or_partial_of_a_module_brings_its_parameters() -> None:
+    field = Swirl()
+    for callable_field in (field.forward, partial(field.forward)):
+        state = solve(callable_field, torch.randn(2, 3), (0.0, 1.0)).state
+        assert all(
+            g.abs().sum() > 0 for g in torch.autograd.grad(state.sum(), list(field.parameters()))
+        )
+
+
+def test_weights_changed_between_forward_and_backward_are_refused() -> None:
+    field = Swirl()
+    state = solve(field, torch.randn(2, 3), (0.0, 1.0)).state
+    with torch.no_grad():
+        field.first.weight += 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        state.sum().backward()
+
+
+def test_nothing_is_recorded_where_no_gradient_is_wanted() -> None:
+    field, start = Swirl(), torch.randn(2, 3)
+    with torch.no_grad():
+        assert not solve(field, start, (0.0, 1.0)).state.requires_grad
+    assert not solve(field.requires_grad_(False), start, (0.0, 1.0)).state.requires_grad
