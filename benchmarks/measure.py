@@ -1,4 +1,6 @@
-"""How benchmarks measure: interleaved, by medians, in ratios; memory by the profiler's account of allocations."""
+"""How benchmarks measure: interleaved, by medians, in ratios; memory by the profiler's account of
+allocations.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ from collections.abc import Callable, Mapping
 from torch.profiler import ProfilerActivity, profile
 
 
-def interleaved(contenders: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, list[float]]:
+def interleaved(
+    contenders: Mapping[str, Callable[[int], object]], rounds: int
+) -> dict[str, list[float]]:
     """Seconds of each contender in each round; every round runs all of them, in turn first.
 
-    Each is called with the number of the round, so that all can work on the same data. One round more is run
-    before and not counted.
+    Each is called with the number of the round, so that all can work on the same data. One round
+    more is run before and not counted.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -34,7 +38,9 @@ def median(values: list[float]) -> float:
 
 
 def allocated(function: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that a call leaves allocated as long as its result lives, and the most it held at a time."""
+    """Bytes that a call leaves allocated as long as its result lives, and the most it held at a
+    time.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = function()
     held = peak = 0

@@ -1,8 +1,9 @@
 """One training iteration of the same continuous blocks, by this package and by its peers.
 
-All integrate the same fields from the same data with the same probes and weights, at the same tolerance, and differentiate
-``mean(-log p)`` with respect to all weights. Peers are given either of two divergences: ``vjp``, how FFJORD and its descendants compute it
-(a vector-Jacobian product with a graph), or ``stacked``, this package's own.
+All integrate the same fields from the same data with the same probes and weights, at the same
+tolerance, and differentiate ``mean(-log p)`` with respect to all weights. Peers are given either of
+two divergences: ``vjp``, how FFJORD and its descendants compute it (a vector-Jacobian product with
+a graph), or ``stacked``, this package's own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Augmented(nn.Module):
         z, _ = state
         if self.stacked:
             return divergence(self.field, t, z, self.probes)
-        return divergence(self.field.forward, t, z, self.probes)  # a bare function has no pushforward
+        return divergence(
+            self.field.forward, t, z, self.probes
+        )  # a bare function has no pushforward
 
 
 class FlatAugmented(Augmented):
@@ -44,7 +47,7 @@ class FlatAugmented(Augmented):
 
 
 def base_loss(z: Tensor, log_det: Tensor) -> Tensor:
-    """Negative log-likelihood under a standard normal base, averaged over the batch and dimensions."""
+    """Negative log-likelihood under a standard normal base, per sample and dimension."""
     energy = 0.5 * z.flatten(1).square().sum(1) + 0.5 * z[0].numel() * math.log(2.0 * math.pi)
     return (energy - log_det).mean() / z[0].numel()
 
@@ -58,11 +61,17 @@ def ours(blocks: Chain, gradient: str, tolerance: float, stepping: str = "shared
 
     def iteration(x: Tensor, probes: Sequence[Tensor]) -> tuple[Tensor, int, int]:
         traversal = Traversal(
-            Fixed(tolerance), stepping, gradient, seeds=torch.zeros(len(x), dtype=torch.int64), warm=True
+            Fixed(tolerance),
+            stepping,
+            gradient,
+            seeds=torch.zeros(len(x), dtype=torch.int64),
+            warm=True,
         )
         z, log_det = x, x.new_zeros(len(x))
         for block, probe in zip(blocks.bijections, probes, strict=True):
-            z, change = block.solve((z, x.new_zeros(len(x))), (0.0, 1.0), traversal, (probe.transpose(0, 1),))
+            z, change = block.solve(
+                (z, x.new_zeros(len(x))), (0.0, 1.0), traversal, (probe.transpose(0, 1),)
+            )
             log_det = log_det + change
         loss = base_loss(z, log_det)
         loss.backward()
@@ -88,7 +97,12 @@ def torchdiffeq(blocks: Chain, gradient: str, tolerance: float, stacked: bool) -
         for block, probe in zip(blocks.bijections, probes, strict=True):
             fields.append(Augmented(block.dynamics.field, probe, stacked))
             path, change = integrate(
-                fields[-1], (z, x.new_zeros(len(x))), times.to(x), rtol=tolerance, atol=tolerance, method="dopri5"
+                fields[-1],
+                (z, x.new_zeros(len(x))),
+                times.to(x),
+                rtol=tolerance,
+                atol=tolerance,
+                method="dopri5",
             )
             z, log_det = path[-1], log_det + change[-1]
         forward = sum(field.evaluations for field in fields)
@@ -109,7 +123,8 @@ def torchode(blocks: Chain, tolerance: float, stacked: bool) -> Iteration:
             field = FlatAugmented(block.dynamics.field, probe, stacked)
             term = to.ODETerm(field)
             solver = to.AutoDiffAdjoint(
-                to.Dopri5(term=term), to.IntegralController(atol=tolerance, rtol=tolerance, term=term)
+                to.Dopri5(term=term),
+                to.IntegralController(atol=tolerance, rtol=tolerance, term=term),
             )
             start = torch.cat([z.flatten(1), x.new_zeros(len(x), 1)], 1)
             ends = x.new_tensor([[0.0, 1.0]]).expand(len(x), 2)
@@ -124,7 +139,9 @@ def torchode(blocks: Chain, tolerance: float, stacked: bool) -> Iteration:
 
 
 def make_blocks(shape: tuple[int, int, int], count: int, hidden: int, strength: float) -> Chain:
-    """Convolutional blocks whose weights are scaled by ``strength``: 1 as at the start of training, more as later."""
+    """Convolutional blocks whose weights are scaled by ``strength``: 1 as at the start of training,
+    more as later.
+    """
     from infocnf.networks import ConvField
 
     chain = Chain(

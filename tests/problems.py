@@ -1,4 +1,4 @@
-"""Fields with known solutions, a field that counts, and independent measurements, for the tests of the solver."""
+"""Fields with known solutions, a field that counts, for the tests of the solver."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 
 class Swirl(nn.Module):
-    """A nonlinear, time-dependent field of vectors with weights; ``strength`` scales its Lipschitz constant."""
+    """A nonlinear, time-dependent field of vectors with weights; ``strength`` scales its Lipschitz
+    constant.
+    """
 
     def __init__(self, features: int = 3, strength: float = 2.0) -> None:
         super().__init__()
@@ -24,7 +25,9 @@ class Swirl(nn.Module):
 
 
 class Counted(nn.Module):
-    """Counts how often each sample's field is evaluated, by the sample's number in the last tensor it is given."""
+    """Counts how often each sample's field is evaluated, by the sample's number in the last tensor
+    it is given.
+    """
 
     def __init__(self, field: Callable[..., Tensor], samples: int) -> None:
         super().__init__()
@@ -44,17 +47,3 @@ def rotation(t: Tensor, z: Tensor) -> Tensor:
 def stiffness(t: Tensor, z: Tensor) -> Tensor:
     """Decays at rates from 1 to 300 that the second feature of each sample names."""
     return torch.stack([-z[:, 1] * (z[:, 0] - 1.0), torch.zeros_like(z[:, 1])], -1)
-
-
-def allocated(function: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that a call leaves allocated, as long as its result lives, and the most it held at a time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = function()
-    held = peak = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    del result
-
-    return held, peak

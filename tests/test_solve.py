@@ -1,9 +1,12 @@
-"""The solver against closed forms, SciPy and torchdiffeq, and its account against an independent count."""
+"""The solver against closed forms, SciPy and torchdiffeq, and its account against an independent
+count.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,7 +36,7 @@ def test_fixed_steps_converge_with_the_order_of_the_method(method: str, stepping
         for n in sizes
     ]
 
-    slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    slopes = [math.log2(a / b) for a, b in pairwise(errors)]
     assert slopes == pytest.approx([TABLEAUS[method].order] * 2, abs=0.15)
 
 
@@ -46,7 +49,7 @@ def test_one_step_of_an_adaptive_method_has_the_order_of_the_method(method: str)
         assert solution.stats.accepted == 1
         errors.append((solution.state - torch.tensor([[math.cos(h), math.sin(h)]])).norm())
 
-    slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    slopes = [math.log2(a / b) for a, b in pairwise(errors)]
     assert min(slopes) > TABLEAUS[method].order + 0.8  # the error of one step is of one order more
 
 
@@ -326,7 +329,7 @@ def test_bad_arguments_are_named(change: dict[str, object], message: str) -> Non
 
 
 def test_bad_states_and_slopes_are_named() -> None:
-    with pytest.raises(ValueError, match="floating-point type, got torch.int64"):
+    with pytest.raises(ValueError, match=r"floating-point type, got torch\.int64"):
         solve(rotation, torch.ones(2, 2, dtype=torch.int64), (0.0, 1.0))
     with pytest.raises(ValueError, match="differ in batch size"):
         pair = (torch.ones(2, 2), torch.ones(3))

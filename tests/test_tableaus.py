@@ -12,7 +12,7 @@ ADAPTIVE = [table for table in ALL if table.adaptive]
 
 
 def order_conditions(table: Tableau, weights: np.ndarray) -> list[tuple[int, float]]:
-    """Residuals of the conditions of the rooted trees with up to five vertices, with their order."""
+    """Residuals of the conditions of all rooted trees with up to five vertices, with orders."""
     s = table.stages
     a = np.zeros((s, s))
     for i, row in enumerate(table.a):

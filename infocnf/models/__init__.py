@@ -1,6 +1,7 @@
 """Models: flows with a partitioned, conditional code."""
 
-from infocnf.models.conditional import Code, InfoCNF
+from infocnf.models.codes import Code
+from infocnf.models.conditional import InfoCNF
 from infocnf.models.factors import Categorical, Real
 from infocnf.models.loading import load
 

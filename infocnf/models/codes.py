@@ -13,17 +13,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from infocnf.flows.bijection import FlowStats
 from infocnf.models.factors import Factor
 
-__all__ = ["PLACES", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
+__all__ = ["PLACES", "Code", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
 
 PLACES = ("first_scale", "last_scale", "every_scale")
 Labels = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Code:
+    r"""A batch seen from the latent end.
+
+    Arguments:
+        supervised: :math:`z_y`, ``(batch, supervised)``.
+        unsupervised: :math:`z_u`, ``(batch, features - supervised)``.
+        log_det: :math:`\log |\det \partial z / \partial x|`, ``(batch,)``; None where it was not
+            asked for.
+        stats: What the solves took, block by block.
+    """
+
+    supervised: Tensor
+    unsupervised: Tensor
+    log_det: Tensor | None = None
+    stats: FlowStats | None = None
 
 
 def normal_log_prob(

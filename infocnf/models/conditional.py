@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from infocnf.flows import ContinuousBlock, ScaledFlow, Traversal, flat_flow, multiscale_flow
+from infocnf.flows import ContinuousBlock, Traversal
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import pretrained
-from infocnf.models.codes import PartitionedCode
+from infocnf.models.architectures import build_flow
+from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.ode.divergence import sample_seeds
@@ -24,31 +24,11 @@ from infocnf.ode.gradients import GRADIENTS
 from infocnf.tolerances import Policy, as_policy
 from infocnf.tolerances.policies import policy_from_config
 
-__all__ = ["ARCHITECTURES", "Code", "InfoCNF"]
-
-ARCHITECTURES = ("auto", "multiscale", "flat")
+__all__ = ["InfoCNF"]
 
 Label = Tensor | float | Sequence[float]
 Labels = Label | Mapping[str, Label]
 Tolerance = float | Tensor | Sequence[float] | Policy
-
-
-@dataclass(frozen=True)
-class Code:
-    r"""A batch seen from the latent end.
-
-    Arguments:
-        supervised: :math:`z_y`, ``(batch, supervised)``.
-        unsupervised: :math:`z_u`, ``(batch, features - supervised)``.
-        log_det: :math:`\log |\det \partial z / \partial x|`, ``(batch,)``; None where it was not
-            asked for.
-        stats: What the solves took, block by block.
-    """
-
-    supervised: Tensor
-    unsupervised: Tensor
-    log_det: Tensor | None = None
-    stats: FlowStats | None = None
 
 
 class InfoCNF(nn.Module):
@@ -122,7 +102,6 @@ class InfoCNF(nn.Module):
         }
         self.shape = tuple(int(size) for size in shape)
         self.factors = dict(factors or {})
-        self.architecture = check_architecture(architecture, self.shape)
         if gradient not in GRADIENTS:
             raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
         self.gradient = gradient
@@ -138,22 +117,12 @@ class InfoCNF(nn.Module):
             steps=steps,
             max_steps=max_steps,
         )
-        common: dict[str, Any] = {
-            "blocks": blocks,
-            "hidden": tuple(hidden),
-            "activation": activation,
+        common = {"blocks": blocks, "hidden": tuple(hidden), "activation": activation}
+        own: dict[str, dict[str, Any]] = {
+            "flat": {"time": time},
+            "multiscale": {"scales": scales, "alpha": alpha},
         }
-        self.flow: ScaledFlow
-        if self.architecture == "flat":
-            self.flow = flat_flow(self.shape[0], make_block, time=time, **common)
-        else:
-            self.flow = multiscale_flow(
-                self.shape,  # type: ignore[arg-type]
-                make_block,
-                scales=scales,
-                alpha=alpha,
-                **common,
-            )
+        self.flow = build_flow(self.shape, architecture, make_block, common, own)
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
 
     @property
@@ -392,19 +361,3 @@ class InfoCNF(nn.Module):
         model = pretrained.load(cls.__name__, cls.from_config, Path(folder))
         assert isinstance(model, cls)
         return model
-
-
-def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
-    """The architecture of a shape; an error where they do not fit."""
-    if architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"architecture must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}"
-        )
-    if not shape or min(shape) < 1 or len(shape) not in (1, 3):
-        raise ValueError(f"shape must be (features,) or (channels, height, width), got {shape}")
-    natural = "flat" if len(shape) == 1 else "multiscale"
-    if architecture not in ("auto", natural):
-        raise ValueError(
-            f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
-        )
-    return natural

@@ -1,0 +1,53 @@
+"""Which flow a shape of samples gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infocnf.flows import ScaledFlow, flat_flow, multiscale_flow
+from infocnf.flows.multiscale import BlockFactory
+
+__all__ = ["ARCHITECTURES", "build_flow"]
+
+ARCHITECTURES = ("auto", "multiscale", "flat")
+
+
+def build_flow(
+    shape: tuple[int, ...],
+    architecture: str,
+    make_block: BlockFactory,
+    common: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]],
+) -> ScaledFlow:
+    """The flow of an architecture for samples of a shape.
+
+    Arguments:
+        shape: Shape of one sample.
+        architecture: Its name; ``auto`` goes by the shape.
+        make_block: Makes a continuous block of a field, a shape and an index.
+        common: Arguments that every architecture has.
+        own: Further arguments by architecture.
+    """
+    architecture = check_architecture(architecture, shape)
+    arguments = {**common, **own[architecture]}
+    if architecture == "flat":
+        return flat_flow(shape[0], make_block, **arguments)
+    channels, height, width = shape
+    return multiscale_flow((channels, height, width), make_block, **arguments)
+
+
+def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
+    """The architecture of a shape; an error where they do not fit."""
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"architecture must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}"
+        )
+    if not shape or min(shape) < 1 or len(shape) not in (1, 3):
+        raise ValueError(f"shape must be (features,) or (channels, height, width), got {shape}")
+    natural = "flat" if len(shape) == 1 else "multiscale"
+    if architecture not in ("auto", natural):
+        raise ValueError(
+            f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
+        )
+    return natural
