@@ -21,8 +21,7 @@ check: .venv/installed  ## format, lint, types, layers and doctests
 	$(BIN)/python -m pytest -q tests/test_layers.py --doctest-modules infocnf
 
 bench: .venv/bench  ## measure against torchdiffeq and torchode; writes docs/results/benchmarks.md
-	$(BIN)/python -m benchmarks.divergence
-	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was installed and made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs
