@@ -21,7 +21,7 @@ def stacked(field: torch.nn.Module, t: Tensor, z: Tensor, probe: Tensor) -> tupl
 
 
 def reverse(field: torch.nn.Module, t: Tensor, z: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
-    """A vector-Jacobian product: what FFJORD does, and this package for fields without pushforward."""
+    """A vector-Jacobian product: what FFJORD does, and this package for foreign fields."""
     return divergence(field.forward, t, z, probe)
 
 
@@ -35,7 +35,7 @@ def forward(field: torch.nn.Module, t: Tensor, z: Tensor, probe: Tensor) -> tupl
 def section(rounds: int = 15) -> str:
     """Markdown table."""
     lines = [
-        "### Field with divergence, one evaluation and its gradient (4 convolutions, 32 channels)\n",
+        "Field with divergence and its gradient: four convolutions, 32 channels.\n",
         "| images | stacked / reverse | stacked / PyTorch's forward mode |",
         "|---|---|---|",
     ]

@@ -141,6 +141,8 @@ def test_a_tolerance_given_with_the_call_overrides_the_models_policy() -> None:
     assert cost(None) == cost(1e-3) == cost(Fixed(1e-3)) == cost([1e-3] * 6)
     assert cost(1e-7) > cost(1e-5) > cost(None)
     assert cost(torch.tensor([1e-3, 1e-7, 1e-3])) > cost(1e-3)
+    model.train()  # tolerances per sample ask for steps per sample, in training too
+    assert model.encode(x, tolerance=torch.tensor([1e-3, 1e-7, 1e-3])).stats.forward.shape == (3,)
 
 
 def test_predictions_are_read_off_the_supervised_code_alone() -> None:

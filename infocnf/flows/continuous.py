@@ -125,12 +125,13 @@ class ContinuousBlock(Bijection):
         choice = traversal.policy(self.index, state[0])
         with_log_det = len(state) == 2
         warm = traversal.warm and with_log_det
+        per_sample = isinstance(choice.tolerance, Tensor) and choice.tolerance.ndim > 0
         solution = solve(
             self.dynamics if with_log_det else self.dynamics.field,
             state if with_log_det else state[0],
             interval,
             tolerance=choice.tolerance,
-            stepping=traversal.stepping,
+            stepping="individual" if per_sample else traversal.stepping,
             gradient=traversal.gradient,
             first_step=self.first_step if warm else None,
             context=context,
