@@ -20,7 +20,8 @@ Made by `make bench`. Every table is one interleaved run of all its rows on the 
 and probes; times are medians, and only their ratios mean anything (the machine is shared). NFE are
 evaluations of field and divergence, summed over the four blocks. *Gradient error* is the relative
 distance of the gradient of all weights to that of a solve in double precision at tolerance 1e-9.
-*Peak MB* is the most that one iteration held allocated.
+In single precision rounding hides the solver's own error, so the same is given for a run in double
+precision. *Peak MB* is the most that one iteration held allocated.
 
 Peers are given two divergences: `vjp` as FFJORD computes it (a vector-Jacobian product with a
 graph), and `stacked`, this package's own, handed to them. Everyone solves at tolerance 1e-5 in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,20 @@ def test_bad_input_is_refused_in_one_line_that_names_it(call: object, message: s
     with pytest.raises(ValueError, match=message) as caught:
         call(small())  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_gives_the_same_likelihood_and_gradient() -> None:
+    found = []
+    for compile_fields in (False, True):
+        torch.manual_seed(0)
+        model = InfoCNF((3,), blocks=1, hidden=(8,), compile=compile_fields).eval()
+        log_prob = model.log_prob(torch.randn(4, 3))
+        found.append(
+            [log_prob, *torch.autograd.grad(log_prob.sum(), list(model.flow.parameters()))]
+        )
+    torch.testing.assert_close(*found)
+    assert "compile" not in model.config()
 
 
 def test_a_sample_that_cannot_be_solved_is_an_error_that_names_block_time_and_remedy() -> None:

@@ -70,6 +70,7 @@ class InfoCNF(nn.Module):
         tolerance: The model's own policy: a number, a sequence with one per block, or a policy.
             Used in training and where a method is called with ``tolerance=None``.
         dropout: Rate of dropout before the classifiers.
+        compile: Whether to compile fields and divergences; see :class:`ContinuousBlock`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class InfoCNF(nn.Module):
         gradient: str = "checkpoint",
         tolerance: Tolerance = 1e-5,
         dropout: float = 0.5,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         given = {
@@ -116,6 +118,7 @@ class InfoCNF(nn.Module):
             method=method,
             steps=steps,
             max_steps=max_steps,
+            compile=compile,
         )
         common = {"blocks": blocks, "hidden": tuple(hidden), "activation": activation}
         own: dict[str, dict[str, Any]] = {
@@ -332,6 +335,7 @@ class InfoCNF(nn.Module):
     def config(self) -> dict[str, Any]:
         """Arguments that make this model again, as plain values."""
         arguments = dict(self._arguments)
+        del arguments["compile"]  # a matter of the machine, not of the model
         arguments["factors"] = {
             name: factor_to_config(factor) for name, factor in self.factors.items()
         }
