@@ -244,6 +244,38 @@ def test_a_function_that_hides_weights_is_refused() -> None:
     torch.testing.assert_close(*pair)
 
 
+def test_a_module_that_keeps_the_output_of_another_network_is_refused() -> None:
+    class Conditioned(Swirl):
+        condition: Tensor
+
+        def forward(self, t: Tensor, z: Tensor) -> Tensor:
+            return super().forward(t, z) + self.condition
+
+    field, encoder, x = Conditioned(), nn.Linear(3, 3), torch.randn(2, 3)
+    field.condition = encoder(x)
+    with pytest.raises(ValueError, match="neither its parameters nor its context"):
+        solve(field, x, (0.0, 1.0))
+
+    named = [*field.parameters(), field.condition]
+    found = []
+    for options in ({"parameters": named}, {"gradient": "backprop"}):
+        state = solve(field, x, (0.0, 1.0), **options).state
+        found.append(torch.autograd.grad(state.sum(), encoder.weight, retain_graph=True)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_broken_input_does_not_spoil_the_gradients_of_the_others(gradient: str) -> None:
+    field, start = Swirl(), torch.randn(3, 3)
+    start[1] = torch.nan
+    solution = solve(field, start, (0.0, 1.0), stepping="individual", gradient=gradient)
+    found = torch.autograd.grad(solution.state[solution.done].sum(), list(field.parameters()))
+
+    healthy = solve(field, start[[0, 2]], (0.0, 1.0), stepping="individual", gradient=gradient)
+    expected = torch.autograd.grad(healthy.state.sum(), list(field.parameters()))
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_method_or_partial_of_a_module_brings_its_parameters() -> None:
     field = Swirl()
     for callable_field in (field.forward, partial(field.forward)):

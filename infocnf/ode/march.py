@@ -173,27 +173,33 @@ class March:
         problem, count = self.problem, self.problem.controlled
         self.k = self.evaluate(np.zeros_like(self.t), self.y)
 
-        size = to_host(rms([*self.y[:count], *self.k[:count]], problem.individual))
+        with torch.no_grad():
+            size = to_host(rms([*self.y[:count], *self.k[:count]], problem.individual))
         broken = ~np.isfinite(size)
         if broken.any():
             self.status[self.lanes[broken]] = Status.NOT_FINITE
             self.retire(broken)
+            if torch.is_grad_enabled() and len(
+                self.lanes
+            ):  # as in attempt: no graph of a broken lane
+                self.k = self.evaluate(np.zeros_like(self.t), self.y)
         if not len(self.lanes):
             return
 
         if problem.first is not None:
             self.h = np.full(len(self.lanes), min(problem.first, abs(problem.span)))
         else:
-            self.h = first_step(
-                self.evaluate,
-                self.y,
-                self.k,
-                problem.tolerance[self.lanes],
-                problem.span,
-                problem.table.order,
-                problem.individual,
-                count,
-            )
+            with torch.no_grad():
+                self.h = first_step(
+                    self.evaluate,
+                    self.y,
+                    self.k,
+                    problem.tolerance[self.lanes],
+                    problem.span,
+                    problem.table.order,
+                    problem.individual,
+                    count,
+                )
         self.h = np.maximum(self.h, 2.0 * self.smallest)
 
     def attempt(self) -> None:

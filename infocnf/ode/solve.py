@@ -147,8 +147,8 @@ def solve(
 
     sources = field_parameters(field) if parameters is None else tuple(parameters)
     normal = normal_form(field, single, y)
-    if parameters is None and not sources and gradient != "backprop" and torch.is_grad_enabled():
-        normal = refuse_hidden_gradients(normal, context)
+    if gradient != "backprop" and torch.is_grad_enabled():
+        normal = refuse_hidden_gradients(normal, (*sources, *context))
     problem = Problem(
         field=normal,
         table=table,
@@ -213,33 +213,47 @@ def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) ->
     return normal
 
 
-def refuse_hidden_gradients(field: Field, context: Sequence[Tensor]) -> Field:
+def refuse_hidden_gradients(field: Field, known: State) -> Field:
     """A field that must not depend on tensors with gradients that nobody named.
 
-    A plain function may close over weights; recomputed inside an autograd function, they would
-    silently get no gradient.
+    A field may close over weights or keep the output of another network; recomputed inside an
+    autograd function, these would silently get no gradient. The first evaluation is looked at.
     """
-    known = any(tensor.requires_grad for tensor in context)
     checked = False
 
-    def watched(t: Tensor, state: State, local: State) -> State:
+    def watched(t: Tensor, state: State, context: State) -> State:
         nonlocal checked
-        if not checked:
-            checked = True
-            with torch.enable_grad():
-                slopes = field(t, tuple(part.detach() for part in state), local)
-            if not known and any(slope.requires_grad for slope in slopes):
-                raise ValueError(
-                    "the field is a function of tensors that require gradients: "
-                    "pass them as parameters=, "
-                    "make the field a torch.nn.Module, or use gradient='backprop'"
-                )
-            return (
-                tuple(slope.detach() for slope in slopes) if not torch.is_grad_enabled() else slopes
+        if checked:
+            return field(t, state, context)
+        checked = True
+        with torch.enable_grad():
+            leaves = tuple(part.detach().requires_grad_() for part in state)
+            slopes = field(t, leaves, context)
+        if depends_on_others(slopes, (*leaves, *known, *context)):
+            raise ValueError(
+                "the field depends on tensors with gradients that are neither its parameters "
+                "nor its context: pass them as parameters=, or use gradient='backprop'"
             )
-        return field(t, state, local)
+        return tuple(slope.detach() for slope in slopes)
 
     return watched
+
+
+def depends_on_others(slopes: State, known: State) -> bool:
+    """Whether the graph of the slopes reaches a leaf without passing through a known tensor."""
+    names = {id(tensor) for tensor in known}
+    seen = {tensor.grad_fn for tensor in known}
+    stack = [slope.grad_fn for slope in slopes]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in names:
+            return True
+        stack.extend(parent for parent, _ in node.next_functions)
+
+    return False
 
 
 def field_parameters(field: object) -> State:
