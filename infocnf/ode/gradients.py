@@ -14,8 +14,8 @@ r"""How a solve is differentiated.
         + \sum_i \Big(\frac{\partial f}{\partial \theta}\Big)_{\!i}^{\!\top} \kappa_i .
 
     This is the gradient of the discrete solution, the same as ``backprop`` gives, because step
-    sizes are constants in both. Only the field is recorded, one stage at a time; the combinations
-    above are plain sums.
+    sizes are constants in both. Autograd records the field at the stages of one step at a time; the
+    combinations above are plain sums.
 ``adjoint``
     Solves :math:`\dot a = -a^\top \partial f/\partial y`, :math:`\dot g_\theta = -a^\top \partial
     f/\partial \theta` backward in time beside the state. Memory does not grow with the steps. The
@@ -26,8 +26,8 @@ r"""How a solve is differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,50 +36,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import Array, State
-from infocnf.ode.march import Arrival, March, Problem, Status, Step
+from infocnf.ode.march import Arrival, March, Status, Step
+from infocnf.ode.pullback import Job, Pull, Select, put_rows, rows_of
 from infocnf.ode.steps import advance, combine, stage_times, step_size
 
-__all__ = ["GRADIENTS", "Job", "run"]
+__all__ = ["GRADIENTS", "run"]
 
 GRADIENTS = ("backprop", "checkpoint", "adjoint")
-
-
-@dataclass
-class Job:
-    """A solve to be differentiated, and what it told: the non-tensor half of an autograd function's
-    arguments.
-
-    Arguments:
-        problem: What is solved.
-        parts: Number of tensors of the state; context and parameters follow them in the function's
-            arguments.
-        contexts: Number of tensors of the context.
-    """
-
-    problem: Problem
-    parts: int
-    contexts: int
-    backward: Tensor  # evaluations of the backward pass by lane, filled in by it
-    arrival: Arrival | None = None
-
-    def split(self, tensors: Sequence[Tensor]) -> tuple[State, State, State]:
-        """State, context and parameters."""
-        first, second = self.parts, self.parts + self.contexts
-        return tuple(tensors[:first]), tuple(tensors[first:second]), tuple(tensors[second:])
-
-    def finish(self, arrival: Arrival, y: State) -> State:
-        """Take note of an arrival and return its state.
-
-        The state is not kept: it will refer to the autograd node, which refers to this job, and
-        memory would wait for the garbage collector. A solve of no length returns its own input;
-        autograd wants a copy.
-        """
-        self.arrival = replace(arrival, state=())
-        return tuple(s.clone() if any(s is part for part in y) else s for s in arrival.state)
-
-    def count(self, rows: Tensor | None, evaluations: int | Tensor) -> None:
-        """Book evaluations of the backward pass."""
-        self.backward[slice(None) if rows is None else rows] += evaluations
 
 
 def run(job: Job, y: State, context: State, parameters: State, gradient: str) -> State:
@@ -115,7 +78,7 @@ class _Checkpoint(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         job: Job = ctx.job
         _, context, parameters = job.split(ctx.saved_tensors)
-        pull = _Pull(job, context, parameters)
+        pull = Pull(job, context, parameters)
 
         cotangent = answered(job, cotangents)
         for step, before in reversed(ctx.trail):
@@ -142,25 +105,10 @@ class _Adjoint(torch.autograd.Function):
         job: Job = ctx.job
         sources, final = ctx.saved_tensors[: -job.parts], ctx.saved_tensors[-job.parts :]
         context, parameters = sources[: job.contexts], sources[job.contexts :]
-        system = _AdjointSystem(job, context, parameters)
+        system = AdjointSystem(job, context, parameters)
         cotangent, collected = system.solve(final, cotangents)
 
         return None, *cotangent, *collected
-
-
-Select = Callable[[State], State]
-
-
-def rows_of(state: State, rows: Tensor | None) -> State:
-    """Some rows of every part; all of them for None."""
-    return state if rows is None else tuple(part[rows.to(part.device)] for part in state)
-
-
-def put_rows(state: State, rows: Tensor, by: State) -> State:
-    """Overwrite some rows of every part, in place."""
-    for part, new in zip(state, by, strict=True):
-        part[rows.to(part.device)] = new
-    return state
 
 
 def answered(job: Job, cotangents: State) -> State:
@@ -174,86 +122,7 @@ def answered(job: Job, cotangents: State) -> State:
     return tuple(c.index_fill(0, failed.to(c.device), 0.0) for c in cotangents)
 
 
-class _Pull:
-    """Vector-Jacobian products of a field, and the gradients of its sources (context, then
-    parameters) so far.
-    """
-
-    def __init__(self, job: Job, context: State, parameters: State) -> None:
-        self.job, self.context, self.parameters = job, context, parameters
-        sources = (*context, *parameters)
-        self.collected = [torch.zeros_like(s) if s.requires_grad else None for s in sources]
-
-    def leaves(self, state: State, like: State) -> State:
-        """Copies of tensors that autograd can stop at, where the originals ask for a gradient."""
-        return tuple(
-            s.detach().requires_grad_(o.requires_grad) for s, o in zip(state, like, strict=True)
-        )
-
-    def record(self, t: Tensor, y: State, context: State) -> tuple[State, State]:
-        """The field at ``y`` with its graph: the leaves and the slopes."""
-        with torch.enable_grad():
-            leaves = tuple(part.detach().requires_grad_() for part in y)
-            return leaves, self.job.problem.field(t, leaves, context)
-
-    def product(
-        self, slopes: State, cotangent: State, leaves: State, sources: Sequence[Tensor]
-    ) -> tuple[State, list[Tensor | None]]:
-        """Products with respect to the leaves (zero where unused) and to the sources."""
-        live = [(s, c) for s, c in zip(slopes, cotangent, strict=True) if s.requires_grad]
-        wanted = [*leaves, *(source for source in sources if source.requires_grad)]
-        found: Sequence[Tensor | None] = [None] * len(wanted)
-        if live and wanted:
-            outputs, grad_outputs = zip(*live, strict=True)
-            found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
-        given = iter(found[len(leaves) :])
-        pulled = [
-            torch.zeros_like(leaf) if g is None else g
-            for leaf, g in zip(leaves, found[: len(leaves)], strict=True)
-        ]
-
-        return tuple(pulled), [next(given) if source.requires_grad else None for source in sources]
-
-    def collect(self, rows: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients of the sources; those of the context belong to some rows only."""
-        for i, (total, gradient) in enumerate(zip(self.collected, gradients, strict=True)):
-            if total is None or gradient is None:
-                continue
-            if rows is not None and i < self.job.contexts:
-                total.index_add_(0, rows.to(total.device), gradient)
-            else:
-                total.add_(gradient)
-
-    def through(self, step: Step, before: State, cotangent: State) -> State:
-        """Pull the cotangent of a step's result back to the state before it."""
-        problem, table = self.job.problem, self.job.problem.table
-        times = stage_times(table, step.t, step.h, before[0], problem.individual)
-        h = step_size(step.h, before[0], problem.individual)
-        context = self.leaves(rows_of(self.context, step.rows), self.context)
-        count = table.result_stages
-
-        recorded: list[tuple[State, State]] = []
-        slopes: list[State] = []
-        for i in range(count):
-            stage = advance(before, h, table.a[i], slopes)
-            recorded.append(self.record(times[i], stage, context))
-            slopes.append(tuple(slope.detach() for slope in recorded[-1][1]))
-        self.job.count(step.rows, count)
-
-        products: list[State] = []  # of the last stage first
-        for i in reversed(range(count)):
-            weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
-            parts = zip(cotangent, *products, strict=True)
-            kappa = tuple(combine(h, [table.b[i], *weights], part) for part in parts)
-            leaves, outputs = recorded.pop()
-            pulled, gradients = self.product(outputs, kappa, leaves, [*context, *self.parameters])
-            products.append(pulled)
-            self.collect(step.rows, gradients)
-
-        return advance(cotangent, 1.0, [1.0] * count, products)
-
-
-class _AdjointSystem:
+class AdjointSystem:
     r"""The backward system of a solve: states, their cotangents, and gradients of the sources as
     passengers.
 
@@ -269,7 +138,7 @@ class _AdjointSystem:
             context,
             parameters,
         )
-        self.pull = _Pull(job, context, parameters)
+        self.pull = Pull(job, context, parameters)
         assert job.arrival is not None
         self.done = np.flatnonzero(job.arrival.status == Status.DONE)
         self.rows = torch.from_numpy(self.done) if self.problem.individual else None

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from infocnf.ode.controller import State
-from infocnf.ode.gradients import GRADIENTS, Job, run
+from infocnf.ode.gradients import GRADIENTS, run
 from infocnf.ode.march import Arrival, Problem, Status
+from infocnf.ode.pullback import Job
 from infocnf.ode.steps import Field
 from infocnf.ode.tableaus import tableau
 
