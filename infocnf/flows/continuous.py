@@ -63,8 +63,8 @@ class ContinuousBlock(Bijection):
         method: Method of the solver; see :func:`infocnf.ode.solve`.
         steps: Number of steps of a method without error estimate.
         max_steps: Attempted steps after which a sample is given up.
-        compile: Whether to compile field and divergence; needs a C++ compiler and some 20 seconds
-            per block at first use.
+        compile: Whether to compile field and divergence. It needs a C++ compiler, some seconds per
+            block at first use and batches of one size; docs/results/benchmarks.md has what it gains.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ContinuousBlock(Bijection):
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
         self.dynamics = Dynamics(field)
         if compile:
-            self.dynamics.compile()
+            self.dynamics.compile(dynamic=False)  # symbolic shapes break the compiler of torch 2.13
         self.shape, self.index = tuple(shape), index
         self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
         self.probes, self.probe_count = probes, probe_count
