@@ -64,7 +64,7 @@ class ContinuousBlock(Bijection):
         steps: Number of steps of a method without error estimate.
         max_steps: Attempted steps after which a sample is given up.
         compile: Whether to compile field and divergence. It needs a C++ compiler, some seconds per
-            block at first use and batches of one size; docs/results/benchmarks.md has what it gains.
+            block at first use and batches of one size; see docs/results/benchmarks.md for its gain.
     """
 
     def __init__(
