@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = ["Categorical", "InfoCNF", "Real", "load"]
 
 _HOMES = dict.fromkeys(__all__, "infocnf.models")
+_PACKAGES = ("flows", "models", "networks", "objectives", "ode", "tolerances")
 
 
 def __getattr__(name: str) -> object:
@@ -20,8 +21,10 @@ def __getattr__(name: str) -> object:
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"infocnf.{name}")
     raise AttributeError(f"module 'infocnf' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

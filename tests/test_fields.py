@@ -40,6 +40,15 @@ def test_pushforward_is_the_derivative_along_its_tangents(name: str, per_sample_
         torch.testing.assert_close(derivative, expected)
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_pushforward_can_be_differentiated_twice(name: str) -> None:
+    field, shape = FIELDS[name]()
+    z, tangents = torch.randn(2, *shape, requires_grad=True), torch.randn(1, 2, *shape)
+    assert torch.autograd.gradgradcheck(
+        lambda z: field.pushforward(torch.tensor(0.4), z, tangents)[1].sin().sum(), (z,)
+    )
+
+
 def test_the_convolutional_field_is_four_convolutions_with_time_as_a_channel() -> None:
     field, z, t = ConvField(2, (6, 6, 6)), torch.randn(3, 2, 4, 4), torch.tensor(0.3)
     h = z

@@ -180,7 +180,9 @@ def test_each_block_is_solved_at_the_tolerance_its_policy_names() -> None:
     loose, tight = traversal.solves
     assert (loose.choice.tolerance, tight.choice.tolerance) == (1e-2, 1e-9)
     assert tight.solution.stats.forward > loose.solution.stats.forward
-    with pytest.raises(ValueError, match="the flow has a block 1, but there are 1 tolerances"):
+    with pytest.raises(
+        ValueError, match="the flow has 2 blocks or more, but there are 1 tolerances"
+    ):
         flow(x, Traversal(PerBlock([1e-2])))
 
 
@@ -215,6 +217,13 @@ def test_dequantised_grey_levels_return_to_themselves_and_stay_below_one() -> No
     assert torch.equal(*twice)
     with pytest.raises(ValueError, match=r"must lie in 0 .. 15, got 0 .. 16"):
         dequantise(levels, 16)
+
+
+def test_black_and_white_are_equally_exact_in_single_precision() -> None:
+    ends = torch.tensor([[0.0], [1.0]], dtype=torch.float32)
+    single, double = (Logit(1e-6)(x, travel(x, 1e-5)) for x in (ends, ends.double()))
+    for found, exact in zip(single, double, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
 
 
 def test_grey_levels_that_were_not_scaled_are_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -229,6 +230,9 @@ def test_a_model_with_a_label_is_a_torch_distribution() -> None:
         spread = several.log_prob(x[:1].unsqueeze(1).expand(2, 3, 1, 8, 8))
         assert spread.shape == (2, 3)
         torch.testing.assert_close(model().log_prob(x), model.log_prob(x))
+        wider = one.expand((3,))
+        assert wider.batch_shape == (3,)
+        torch.testing.assert_close(wider.log_prob(x), one.log_prob(x))
 
 
 def test_an_unconditional_flow_needs_no_labels_and_reads_none() -> None:
@@ -258,6 +262,67 @@ def test_a_saved_model_gives_the_same_likelihood_bit_for_bit(
         for again in (load(tmp_path / "run"), load(tmp_path / "run" / "model")):
             assert torch.equal(again.log_prob(x, {"digit": 3}), model.log_prob(x, {"digit": 3}))
             assert again.config() == model.config() and not again.training
+
+
+def test_numbers_of_numpy_and_pytorch_are_saved_and_live_settings_too(tmp_path: Path) -> None:
+    model = InfoCNF(
+        torch.zeros(4).shape,
+        {"type": Real(torch.tensor(1.0), np.float32(2.0)), "values": Categorical(np.int64(3))},  # type: ignore[arg-type]
+        blocks=np.int64(2),  # type: ignore[arg-type]
+        place=np.array([3, 0]),  # type: ignore[arg-type]
+        hidden=(4,),
+    )
+    model.gradient = "adjoint"
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.gradient == "adjoint" and again.config() == model.config()
+
+
+def test_a_folder_that_is_a_model_is_loaded_before_one_inside_it(tmp_path: Path) -> None:
+    InfoCNF((4,), hidden=(4,)).save_pretrained(tmp_path)
+    InfoCNF((5,), hidden=(4,)).save_pretrained(tmp_path / "model")
+    assert load(tmp_path).shape == (4,)
+
+
+def test_what_is_shown_of_images_lies_between_black_and_white() -> None:
+    model = small(alpha=0.05)
+    assert (
+        0.0
+        <= model.sample(50, temperature=3.0).min()
+        <= model.sample(50, temperature=3.0).max()
+        <= 1.0
+    )
+    assert model.log_prob(model.sample(3)).isfinite().all()
+
+
+def test_an_empty_batch_has_an_empty_answer() -> None:
+    model = small()
+    assert model.log_prob(torch.rand(0, 1, 8, 8)).shape == (0,)
+    assert model.sample(0).shape == (0, 1, 8, 8) and model.predict(
+        torch.rand(0, 1, 8, 8)
+    ).shape == (0,)
+
+
+def test_labels_may_be_any_kind_of_whole_number() -> None:
+    model, x = small(), torch.rand(2, 1, 8, 8)
+    kinds = [
+        3,
+        3.0,
+        np.int64(3),
+        [3, 3],
+        torch.tensor([3, 3], dtype=torch.uint16),
+        np.array([3, 3], np.uint8),
+    ]
+    with torch.no_grad():
+        for y in kinds:
+            assert torch.equal(model.log_prob(x, y), model.log_prob(x, 3))
+
+
+def test_predictions_have_no_dropout_even_in_training_mode() -> None:
+    model, x = small(), torch.rand(3, 1, 8, 8)
+    model.train()
+    with torch.no_grad():
+        assert torch.equal(model.predict_proba(x), model.predict_proba(x))
 
 
 def truncate(folder: Path) -> None:
@@ -326,7 +391,7 @@ def test_files_whose_digest_fits_but_whose_content_does_not_run_no_code(tmp_path
     config["sha256"] = digest(config, weights)
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(ValueError, match="does not hold a InfoCNF of this version"):
+    with pytest.raises(ValueError, match="does not hold InfoCNF of this version"):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -354,6 +419,22 @@ def image(*shape: int) -> Tensor:
         ),
         (lambda m: m.log_prob(image(2, 1, 8, 8), tolerance=-1.0), "got -1.0"),
         (lambda m: m.sample(2, 11), "got 11"),
+        (lambda m: m.sample(2, temperature=-1.0), "got -1.0"),
+        (lambda m: m(99), "got 99"),
+        (lambda m: m({"letter": 1}), "a factor 'letter'"),
+        (lambda m: m.log_prob(image(2, 1, 8, 8), "three"), "must be numbers, got 'three'"),
+        (lambda m: m.log_prob(image(2, 1, 8, 8), 1e30), "got 1e"),
+        (lambda m: InfoCNF((2,), {"a": Categorical(2), "b": Categorical(2)}, 1.0)(1), "keys a, b"),
+        (lambda m: InfoCNF((2,)).double().log_prob(image(1, 2), 7), "has 0 factors: leave out y"),
+        (lambda m: InfoCNF((2,), {"a": 10}), "must be Categorical or Real, got 10"),
+        (lambda m: InfoCNF((4,), {"a": Categorical(2)}, 0.1), "supervised code of 0 dimensions"),
+        (lambda m: InfoCNF(4), "got 4"),
+        (lambda m: InfoCNF((4.7,)), "got"),
+        (lambda m: InfoCNF((2,), blocks=0), "at least 1, got 0"),
+        (lambda m: InfoCNF((2,), method="rk45"), "got 'rk45'"),
+        (lambda m: InfoCNF((2,), method="rk4"), "needs the number of steps"),
+        (lambda m: InfoCNF((2,), tolerance=[1e-5] * 7), "there are 7 tolerances"),
+        (lambda m: InfoCNF((2,), tolerance="1e-5"), "got '1e-5'"),
         (lambda m: InfoCNF((1, 8)), r"\(channels, height, width\), got \(1, 8\)"),
         (lambda m: InfoCNF((1, 8, 8), architecture="flat"), "does not fit .* use 'multiscale'"),
         (lambda m: InfoCNF((1, 8, 8), architecture="unet2"), "got 'unet2'"),

@@ -18,6 +18,8 @@ from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
 from infocnf.networks.fields import check_field
 from infocnf.ode import solve
 from infocnf.ode.divergence import PROBES, divergence, draw_probes, unit_probes
+from infocnf.ode.solve import check_steps
+from infocnf.ode.tableaus import tableau
 
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
 
@@ -87,6 +89,7 @@ class ContinuousBlock(Bijection):
             raise ValueError(f"trace must be one of {', '.join(TRACES)}, got {trace!r}")
         if probes not in PROBES:
             raise ValueError(f"probes must be one of {', '.join(PROBES)}, got {probes!r}")
+        check_steps(method, tableau(method).adaptive, steps)
         if probe_count < 1:
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
         self.dynamics = Dynamics(field)

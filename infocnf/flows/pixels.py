@@ -27,7 +27,7 @@ def dequantise(
     >>> torch.equal(quantise(dequantise(images, levels=4), levels=4), images)
     True
     """
-    if levels_in.min() < 0 or levels_in.max() >= levels:
+    if levels_in.numel() and (levels_in.min() < 0 or levels_in.max() >= levels):
         low, high = float(levels_in.min()), float(levels_in.max())
         raise ValueError(
             f"grey levels must lie in 0 .. {levels - 1}, got {low:g} .. {high:g}; set levels to fit"
@@ -85,13 +85,14 @@ class Logit(Bijection):
         self.alpha = alpha
 
     def forward(self, x: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
-        s = self.alpha + (1.0 - 2.0 * self.alpha) * x
-        if s.numel() and not (s.min() > 0.0 and s.max() < 1.0):
+        # not 1 - s: near white that would be a difference of rounded numbers
+        s, rest = (self.alpha + (1.0 - 2.0 * self.alpha) * part for part in (x, 1.0 - x))
+        if s.numel() and not (s.min() > 0.0 and rest.min() > 0.0):
             raise ValueError(
-                f"pixels must lie in [0, 1], got {x.min().item():g} to {x.max().item():g}: "
+                f"pixels must lie in [0, 1], got {x.min().item():.7g} to {x.max().item():.7g}: "
                 "turn grey levels into them with infocnf.flows.dequantise"
             )
-        log_s, log_rest = s.log(), torch.log1p(-s)
+        log_s, log_rest = s.log(), rest.log()
         slope = math.log(1.0 - 2.0 * self.alpha) - log_s - log_rest
 
         return log_s - log_rest, slope.flatten(1).sum(1)

@@ -48,7 +48,7 @@ class Flatten(Bijection):
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """Channels that go on to the next scale, and those that are factored out as finished code."""
-    onward, factored = x.chunk(2, dim=1)
+    onward, factored = torch.tensor_split(x, 2, dim=1)
     return onward, factored
 
 

@@ -85,7 +85,7 @@ def partition(sizes: Sequence[int], supervised: float, place: str | Sequence[int
     if not 0.0 <= supervised <= 1.0:
         raise ValueError(f"supervised must be a fraction between 0 and 1, got {supervised}")
 
-    count = round(supervised * total)
+    count = half_up(supervised * total)
     if place == "first_scale":
         return list(range(count))
     if place == "last_scale":
@@ -94,8 +94,13 @@ def partition(sizes: Sequence[int], supervised: float, place: str | Sequence[int
     return [
         start + i
         for start, size in zip(starts, sizes, strict=True)
-        for i in range(round(supervised * size))
+        for i in range(half_up(supervised * size))
     ]
+
+
+def half_up(number: float) -> int:
+    """The nearest whole number, the larger of two."""
+    return math.floor(number + 0.5)
 
 
 class FactorHead(nn.Module):
@@ -118,7 +123,11 @@ class FactorHead(nn.Module):
 
     def moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`\mu(y)` and :math:`\log \sigma(y)`, each ``(..., features)``."""
-        mean, log_scale = self.prior(self.factor.embed(y, self.prior.weight.dtype)).chunk(2, dim=-1)
+        return self.embedded_moments(self.factor.embed(y, self.prior.weight.dtype))
+
+    def embedded_moments(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for labels that are embedded already."""
+        mean, log_scale = self.prior(embedded).chunk(2, dim=-1)
         return mean, log_scale
 
     def log_prob(self, z: Tensor, y: Tensor | None) -> Tensor:
@@ -128,12 +137,12 @@ class FactorHead(nn.Module):
         if y is not None:
             return normal_log_prob(z, *self.moments(y))
         return self.factor.marginalise(
-            lambda labels: normal_log_prob(z.unsqueeze(1), *self.moments(labels)), z
+            lambda embedded: normal_log_prob(z.unsqueeze(1), *self.embedded_moments(embedded)), z
         )
 
-    def answer(self, z: Tensor) -> Tensor:
-        """The classifier's output ``(batch, outputs)``."""
-        return self.classifier(self.dropout(z))
+    def answer(self, z: Tensor, training: bool = False) -> Tensor:
+        """The classifier's output ``(batch, outputs)``; with dropout where it is being trained."""
+        return self.classifier(self.dropout(z) if training else z)
 
 
 class PartitionedCode(nn.Module):
@@ -160,7 +169,8 @@ class PartitionedCode(nn.Module):
     ) -> None:
         super().__init__()
         chosen = partition(sizes, supervised, place) if factors else []
-        if 0 < len(chosen) < len(factors):
+        wanted = not isinstance(place, str) or supervised > 0
+        if wanted and len(chosen) < len(factors):
             raise ValueError(
                 f"{len(factors)} factors cannot share a supervised code of {len(chosen)} dimensions"
             )
@@ -172,13 +182,17 @@ class PartitionedCode(nn.Module):
 
         each, rest = divmod(len(chosen), max(len(factors), 1))
         self.shares = [each + (i < rest) for i in range(len(factors))] if chosen else []
-        names = factors if chosen else {}
-        self.heads = nn.ModuleDict(
-            {
-                name: FactorHead(factor, share, dropout)
-                for (name, factor), share in zip(names.items(), self.shares, strict=True)
-            }
+        self.names = tuple(factors) if chosen else ()
+        # a list, not a dict of modules: that would refuse names such as "type" or "values"
+        self.factor_heads = nn.ModuleList(
+            FactorHead(factors[name], share, dropout)
+            for name, share in zip(self.names, self.shares, strict=True)
         )
+
+    @property
+    def heads(self) -> dict[str, FactorHead]:
+        """Prior and classifier of each factor by name."""
+        return dict(zip(self.names, cast("list[FactorHead]", list(self.factor_heads)), strict=True))
 
     def split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Supervised and unsupervised code of a whole code ``(batch, features)``."""
@@ -192,8 +206,9 @@ class PartitionedCode(nn.Module):
     def by_factor(self, z_y: Tensor) -> dict[str, tuple[FactorHead, Tensor]]:
         """Head and code of each factor."""
         codes = z_y.split(self.shares, dim=1) if self.shares else ()
-        heads = cast("list[tuple[str, FactorHead]]", list(self.heads.items()))
-        return {name: (head, code) for (name, head), code in zip(heads, codes, strict=True)}
+        return {
+            name: (head, code) for (name, head), code in zip(self.heads.items(), codes, strict=True)
+        }
 
     def log_prob(self, z_y: Tensor, z_u: Tensor, labels: Labels) -> Tensor:
         """Log-density of codes given the labels; averaged over the labels of factors that are not
@@ -205,9 +220,10 @@ class PartitionedCode(nn.Module):
 
         return total
 
-    def answers(self, z_y: Tensor) -> dict[str, Tensor]:
-        """Output of each factor's classifier."""
-        return {name: head.answer(code) for name, (head, code) in self.by_factor(z_y).items()}
+    def answers(self, z_y: Tensor, training: bool = False) -> dict[str, Tensor]:
+        """Output of each factor's classifier; with dropout where it is being trained."""
+        parts = self.by_factor(z_y).items()
+        return {name: head.answer(code, training) for name, (head, code) in parts}
 
     def draw(
         self,

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -18,7 +19,13 @@ from infocnf.models import pretrained
 from infocnf.models.architectures import build_flow
 from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
-from infocnf.models.factors import Factor, factor_from_config, factor_to_config
+from infocnf.models.factors import (
+    Categorical,
+    Factor,
+    Real,
+    factor_from_config,
+    factor_to_config,
+)
 from infocnf.ode.divergence import sample_seeds
 from infocnf.ode.gradients import GRADIENTS
 from infocnf.tolerances import Policy, as_policy
@@ -102,8 +109,13 @@ class InfoCNF(nn.Module):
         given = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
-        self.shape = tuple(int(size) for size in shape)
+        self.shape = check_shape(shape)
         self.factors = dict(factors or {})
+        for name, factor in self.factors.items():
+            if not isinstance(factor, Categorical | Real):
+                raise ValueError(f"factor {name!r} must be Categorical or Real, got {factor!r}")
+        if blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {blocks}")
         if gradient not in GRADIENTS:
             raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
         self.gradient = gradient
@@ -127,6 +139,7 @@ class InfoCNF(nn.Module):
         }
         self.flow = build_flow(self.shape, architecture, make_block, common, own)
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
+        self.policy.check(len(self.flow.blocks))
 
     @property
     def dimensions(self) -> int:
@@ -226,14 +239,16 @@ class InfoCNF(nn.Module):
 
         A temperature below one narrows the prior: more typical samples, less variety.
         """
+        if not temperature >= 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}")
         labels = self.labels(y, n)
         for name, factor in self.factors.items():
             if name not in labels:
-                labels[name] = factor.draw(n, generator).to(self.device)
+                labels[name] = factor.draw(n, self.device, generator)
         like = next(self.flow.parameters())
         z_y, z_u = self.code.draw(labels, n, temperature, like, generator)
 
-        return self.decode(Code(z_y, z_u), tolerance=tolerance)
+        return self.visible(self.decode(Code(z_y, z_u), tolerance=tolerance))
 
     @torch.no_grad()
     def counterfactual(
@@ -264,33 +279,49 @@ class InfoCNF(nn.Module):
         new = {**old, **self.labels(y, len(x))}
         carried = self.code.shape(self.code.standardise(code.supervised, old), new)
 
-        return self.decode(Code(carried, code.unsupervised), tolerance=tolerance)
+        return self.visible(self.decode(Code(carried, code.unsupervised), tolerance=tolerance))
+
+    def visible(self, x: Tensor) -> Tensor:
+        """Samples as shown: the density of an image reaches ``alpha`` beyond black and white."""
+        return x.clamp(0.0, 1.0) if len(self.shape) == 3 else x
 
     def labels(self, y: Labels | None, count: int) -> dict[str, Tensor]:
         """Labels by factor name, each ``(count,)``, checked."""
-        if y is None:
-            return {}
-        if not isinstance(y, Mapping):
-            if len(self.factors) > 1:
-                raise ValueError(
-                    f"with several factors y must be a dict with keys {', '.join(self.factors)}"
-                )
-            y = dict.fromkeys(self.factors, y)
-        unknown = [name for name in y if name not in self.factors]
-        if unknown:
-            known = ", ".join(self.factors) or "none"
-            raise ValueError(
-                f"y names a factor {unknown[0]!r} that the model does not have; it has: {known}"
-            )
-
-        labels = {}
-        for name, value in y.items():
-            label = self.factors[name].check(torch.as_tensor(value, device=self.device))
+        labels = self.named(y)
+        for name, label in labels.items():
             if label.ndim > 1 or (label.ndim == 1 and len(label) != count):
                 raise ValueError(
                     f"labels must have shape () or ({count},), got {tuple(label.shape)}"
                 )
             labels[name] = label.expand(count)
+
+        return labels
+
+    def named(self, y: Labels | None) -> dict[str, Tensor]:
+        """Labels of any shape by factor name, checked."""
+        if y is None:
+            return {}
+        if not isinstance(y, Mapping):
+            if len(self.factors) != 1:
+                names = ", ".join(self.factors)
+                remedy = f"y must be a dict with keys {names}" if names else "leave out y"
+                raise ValueError(f"the model has {len(self.factors)} factors: {remedy}")
+            y = dict.fromkeys(self.factors, y)
+
+        labels = {}
+        for name, value in y.items():
+            if name not in self.factors:
+                known = ", ".join(self.factors) or "none"
+                raise ValueError(
+                    f"y names a factor {name!r} that the model does not have; it has: {known}"
+                )
+            try:
+                # double: a number of Python would lose digits in the default type
+                kept = value if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
+                label = torch.as_tensor(kept, device=self.device)
+            except (TypeError, ValueError):
+                raise ValueError(f"labels of {name!r} must be numbers, got {value!r}") from None
+            labels[name] = self.factors[name].check(label)
 
         return labels
 
@@ -340,10 +371,9 @@ class InfoCNF(nn.Module):
             name: factor_to_config(factor) for name, factor in self.factors.items()
         }
         arguments["tolerance"] = self.policy.config()
-        for name in ("shape", "hidden", "place"):
-            if not isinstance(arguments[name], str):
-                arguments[name] = [int(value) for value in arguments[name]]
-        return arguments
+        arguments["gradient"] = self.gradient
+
+        return pretrained.plain(arguments)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> InfoCNF:
@@ -365,3 +395,10 @@ class InfoCNF(nn.Module):
         model = pretrained.load(cls.__name__, cls.from_config, Path(folder))
         assert isinstance(model, cls)
         return model
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers of a shape."""
+    if not isinstance(shape, Sequence) or any(int(size) != size for size in shape):
+        raise ValueError(f"shape must be a tuple of whole numbers such as (2,), got {shape!r}")
+    return tuple(int(size) for size in shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,20 +26,23 @@ class FlowDistribution(Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
 
     def __init__(self, model: InfoCNF, y: Any = None) -> None:  # noqa: ANN401
-        named = (
-            {} if y is None else y if isinstance(y, Mapping) else dict.fromkeys(model.factors, y)
-        )
-        self.model = model
-        self.named = {name: torch.as_tensor(value) for name, value in named.items()}
-        batch = (
-            torch.broadcast_shapes(*(value.shape for value in self.named.values())) if named else ()
-        )
+        self.model, self.named = model, model.named(y)
+        batch = torch.broadcast_shapes(*(value.shape for value in self.named.values()))
         super().__init__(torch.Size(batch), torch.Size(model.shape), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:  # noqa: ANN401
+        """The same distribution for a larger batch."""
+        wider = FlowDistribution(self.model)
+        wider.named = {name: value.expand(batch_shape) for name, value in self.named.items()}
+        wider._batch_shape = torch.Size(batch_shape)
+        return wider
 
     @property
     def support(self) -> constraints.Constraint:
-        """Where densities are positive."""
-        return constraints.independent(constraints.real, len(self.event_shape))
+        """Where samples lie: images in the unit interval, vectors anywhere."""
+        events = len(self.event_shape)
+        base = constraints.unit_interval if events == 3 else constraints.real
+        return constraints.independent(base, events)
 
     def labels(self, shape: torch.Size) -> dict[str, Tensor]:
         """Labels for samples of the leading ``shape``, flattened."""

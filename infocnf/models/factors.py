@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional as F  # noqa: N812
 
+Generator = torch.Generator | None
+
 __all__ = ["Categorical", "Factor", "Real", "factor_from_config"]
 
 LogDensity = Callable[[Tensor], Tensor]
-"""Log-density of one code per sample ``(batch, ...)`` under labels ``(batch, ...)``, by
-broadcasting.
-"""
+"""Log-density of one code per sample under embedded labels ``(batch or 1, labels, inputs)``, as
+``(batch, labels)``."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Categorical:
     probabilities: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", int(self.classes))
         if self.classes < 1:
             raise ValueError(f"classes must be at least 1, got {self.classes}")
         if self.probabilities is not None:
@@ -61,16 +63,16 @@ class Categorical:
 
     def check(self, y: Tensor) -> Tensor:
         """Labels as ``long``, or an error that names the one that cannot be."""
-        broken = y.flatten()[y.flatten() % 1 != 0]
+        values = y.double().flatten()
+        broken = values[values % 1 != 0]
         if len(broken):
             raise ValueError(f"class labels must be whole numbers, got {broken[0].item()}")
-        y = y.long()
-        outside = (y < 0) | (y >= self.classes)
-        if outside.any():
+        outside = values[(values < 0) | (values >= self.classes)]
+        if len(outside):
             raise ValueError(
-                f"labels must lie in 0 .. {self.classes - 1}, got {y[outside].flatten()[0].item()}"
+                f"labels must lie in 0 .. {self.classes - 1}, got {outside[0].item():g}"
             )
-        return y
+        return y.long()
 
     def embed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """One-hot vectors ``(..., classes)``."""
@@ -88,9 +90,11 @@ class Categorical:
         """Probabilities ``(batch, classes)``."""
         return answer.softmax(-1)
 
-    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, count: int, device: torch.device, generator: Generator = None) -> Tensor:
         """Labels as they occur."""
-        weights = torch.exp(self.log_probabilities(torch.float64))
+        if not count:
+            return torch.empty(0, dtype=torch.long, device=device)
+        weights = self.log_probabilities(torch.float64).exp().to(device)
         return torch.multinomial(weights, count, replacement=True, generator=generator)
 
     def log_probabilities(self, dtype: torch.dtype) -> Tensor:
@@ -100,7 +104,7 @@ class Categorical:
 
     def marginalise(self, log_density: LogDensity, like: Tensor) -> Tensor:
         r""":math:`\log \sum_y p(y)\, p(\cdot \mid y)`, ``(batch,)``."""
-        labels = torch.arange(self.classes, device=like.device).expand(len(like), -1)
+        labels = torch.eye(self.classes, dtype=like.dtype, device=like.device).unsqueeze(0)
         weights = self.log_probabilities(like.dtype).to(like.device)
         return torch.logsumexp(log_density(labels) + weights, dim=-1)
 
@@ -121,6 +125,8 @@ class Real:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", float(self.mean))
+        object.__setattr__(self, "scale", float(self.scale))
         if not (math.isfinite(self.mean) and math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(
                 f"a real factor needs a finite mean and a positive scale, "
@@ -131,18 +137,20 @@ class Real:
     outputs = 2
 
     def check(self, y: Tensor) -> Tensor:
-        """Labels as real numbers, or an error where one is not finite."""
+        """Labels in double precision, or an error where one is not finite."""
         if not torch.isfinite(y).all():
             raise ValueError("labels of a real factor must be finite, got NaN or infinity")
-        return y if y.is_floating_point() else y.to(torch.get_default_dtype())
+        return y.double()
 
     def embed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Standardised labels ``(..., 1)``."""
-        return ((y.to(dtype) - self.mean) / self.scale).unsqueeze(-1)
+        return ((y - self.mean) / self.scale).to(dtype).unsqueeze(-1)
 
     def loss(self, answer: Tensor, y: Tensor) -> Tensor:
         """Negative log-density of the label in nats, ``(batch,)``."""
-        return -self.distribution(answer).log_prob(y.to(answer.dtype))
+        location, log_width = answer.unbind(-1)
+        standard = (self.embed(y, answer.dtype).squeeze(-1) - location) * (-log_width).exp()
+        return 0.5 * standard.square() + log_width + math.log(self.scale * math.sqrt(2 * math.pi))
 
     def read(self, answer: Tensor) -> Tensor:
         """The expected label, ``(batch,)``."""
@@ -155,57 +163,81 @@ class Real:
             self.mean + self.scale * location, self.scale * log_width.exp(), validate_args=False
         )
 
-    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, count: int, device: torch.device, generator: Generator = None) -> Tensor:
         """Labels as they occur."""
-        noise = torch.randn(count, dtype=torch.float64, generator=generator)
-        return (self.mean + self.scale * noise).to(torch.get_default_dtype())
+        noise = torch.randn(count, dtype=torch.float64, device=device, generator=generator)
+        return self.mean + self.scale * noise
 
     def marginalise(self, log_density: LogDensity, like: Tensor) -> Tensor:
-        r""":math:`\log \int p(y)\, p(\cdot \mid y)\, dy`, ``(batch,)``, by adaptive Gauss-Hermite
-        quadrature.
+        r""":math:`\log \int p(y)\, p(\cdot \mid y)\, dy`, ``(batch,)``.
 
-        The nodes are centred at the mode of the integrand and as wide as its curvature there says,
-        so that a sharp integrand (a code of many dimensions) is met as well as a broad one; for a
-        Gaussian integrand the rule is exact.
+        Over standardised labels :math:`u`, by Gauss-Legendre quadrature on panels that are dense
+        where the integrand is large: it may be sharp (a code of many dimensions), skewed or have
+        several peaks (the scale depends on the label), or lie far out (an unlikely code).
         """
 
-        def integrand(u: Tensor) -> Tensor:  # u: standardised labels (batch, nodes)
-            return (
-                log_density(self.mean + self.scale * u)
-                - 0.5 * u.square()
-                - 0.5 * math.log(2.0 * math.pi)
-            )
+        def integrand(u: Tensor) -> Tensor:  # (batch, nodes)
+            return log_density(u.unsqueeze(-1)) - 0.5 * u.square() - 0.5 * math.log(2.0 * math.pi)
 
-        mode, width = _mode(integrand, like)
-        nodes, weights = np.polynomial.hermite_e.hermegauss(21)
-        node = torch.as_tensor(nodes, dtype=like.dtype, device=like.device)
-        log_weight = torch.as_tensor(np.log(weights), dtype=like.dtype, device=like.device)
-        values = integrand(mode + width * node) + 0.5 * node.square() + log_weight
-
-        return torch.logsumexp(values, dim=-1) + width.squeeze(-1).log()
-
-
-def _mode(integrand: LogDensity, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Place and width of the integrand's peak, each ``(batch, 1)``: a grid, then Newton steps that
-    never go downhill.
-    """
-    with torch.enable_grad():
-        grid = torch.linspace(-8.0, 8.0, 33, dtype=like.dtype, device=like.device).expand(
-            len(like), -1
-        )
+        edges = torch.linspace(-7.0, 7.0, 65, dtype=like.dtype, device=like.device).sinh()
+        edges = edges.expand(len(like), -1)
         with torch.no_grad():
-            u = grid.gather(1, integrand(grid).argmax(1, keepdim=True))
-        for _ in range(20):
-            u = u.detach().requires_grad_()
-            value = integrand(u)
-            (slope,) = torch.autograd.grad(value.sum(), u, create_graph=True)
-            (bend,) = torch.autograd.grad(slope.sum(), u)
-            curvature = (-bend).clamp(min=1e-3)
-            with torch.no_grad():
-                stepped = u + slope / curvature
-                u = torch.where(integrand(stepped) >= value, stepped, u)
+            for _ in range(5):
+                edges = _refine(edges, _tops(integrand, edges), new=64)
+            edges = _trim(edges, _tops(integrand, edges))
 
-    return u.detach(), curvature.detach().rsqrt()
+        nodes, weights = np.polynomial.legendre.leggauss(3)
+        left, width = edges[:, :-1, None], edges.diff(dim=1).unsqueeze(-1)
+        node = 0.5 + 0.5 * torch.as_tensor(nodes, dtype=like.dtype, device=like.device)
+        log_weight = torch.as_tensor(np.log(weights / 2), dtype=like.dtype, device=like.device)
+        values = integrand((left + width * node).flatten(1)).reshape(*width.shape[:2], -1)
+
+        return torch.logsumexp((values + log_weight + width.log()).flatten(1), dim=-1)
+
+
+def _tops(integrand: LogDensity, edges: Tensor) -> Tensor:
+    """How high the logarithm of the integrand may be in each panel between edges ``(batch, n)``.
+
+    The larger end; or, where the slopes at the ends point inward, where the tangents meet: above
+    the peak that hides between them, however sharp.
+    """
+    step = math.sqrt(torch.finfo(edges.dtype).eps) * (1.0 + edges.abs())
+    values, ahead = integrand(torch.cat([edges, edges + step], dim=1)).chunk(2, dim=1)
+    slopes = (ahead - values) / step
+    (left, right), (up, down) = ((x[:, :-1], x[:, 1:]) for x in (values, slopes))
+    width = edges.diff(dim=1)
+    meeting = left + up * (right - left - down * width) / (up - down)
+    ends = torch.maximum(left, right)
+    inward = (up > 0) & (down < 0) & meeting.isfinite()
+
+    return torch.where(inward, torch.maximum(ends, meeting), ends)
+
+
+def _refine(edges: Tensor, tops: Tensor, new: int) -> Tensor:
+    """Edges ``(batch, n)`` and ``new`` more where panels may hold mass, in order.
+
+    Masses are tempered, so that a lower second peak is not forgotten.
+    """
+    width = edges.diff(dim=1)
+    share = torch.softmax((tops + width.log()) / 3.0, dim=1)
+    cumulative = share.cumsum(1)
+    quantile = (torch.arange(new, dtype=edges.dtype, device=edges.device) + 0.5) / new
+    wanted = quantile * cumulative[:, -1:]
+    panel = torch.searchsorted(cumulative, wanted).clamp(max=share.shape[1] - 1)
+    inside = 1.0 - (cumulative.gather(1, panel) - wanted) / share.gather(1, panel)
+    added = edges.gather(1, panel) + inside.clamp(0.0, 1.0) * width.gather(1, panel)
+
+    return torch.cat([edges, added], dim=1).sort(dim=1).values
+
+
+def _trim(edges: Tensor, tops: Tensor) -> Tensor:
+    """Edges drawn in to where panels may hold mass: far out the integrand overflows, and the
+    gradient of what does not count would be NaN.
+    """
+    counts = tops > tops.amax(1, keepdim=True) - 60.0
+    low = torch.where(counts, edges[:, :-1], torch.inf).amin(1, keepdim=True)
+    high = torch.where(counts, edges[:, 1:], -torch.inf).amax(1, keepdim=True)
+    return edges.clamp(low, high)
 
 
 Factor = Categorical | Real

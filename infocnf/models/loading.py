@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infocnf.models import pretrained
 from infocnf.models.conditional import InfoCNF
 
 __all__ = ["load"]
@@ -15,4 +16,5 @@ def load(path: str | Path) -> InfoCNF:
     """
     folder = Path(path)
     inner = folder / "model"
-    return InfoCNF.from_pretrained(inner if inner.is_dir() else folder)
+    own = (folder / pretrained.CONFIG).exists() or not inner.is_dir()
+    return InfoCNF.from_pretrained(folder if own else inner)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,23 @@ def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) 
         model = build(parsed["arguments"]).to(getattr(torch, parsed["dtype"]))
         model.load_state_dict(from_bytes(weights))
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{folder} does not hold a {name} of this version: {reason}") from None
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder} does not hold {name} of this version: {reason}") from None
 
     return model.eval()
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """A value in the types that JSON knows: numbers of NumPy and PyTorch, tuples and mappings
+    become such.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
 
 
 def digest(config: dict[str, Any], weights: bytes) -> str:

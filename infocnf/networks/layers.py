@@ -162,20 +162,26 @@ class _ActivateStack(torch.autograd.Function):
         result[0] = value
         torch.mul(stack[1:], slope_of(key)[0], out=result[1:])
 
-        ctx.save_for_backward(stack, key)
-        ctx.activation, ctx.offset_shape = activation, offset.shape
+        ctx.save_for_backward(stack, offset, key)
+        ctx.activation = activation
         return result
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
-        stack, key = ctx.saved_tensors
-        slope, bend = ACTIVATIONS[ctx.activation][1](key)
+        stack, offset, key = ctx.saved_tensors
+        value_and_key, slope_of = ACTIVATIONS[ctx.activation]
+        if torch.is_grad_enabled():  # to be differentiated again: the key is a function, too
+            key = value_and_key(stack[0] + offset)[1]
+        slope, bend = slope_of(key)
         pulled = cotangent * slope
-        for tangent, pulled_tangent in zip(stack[1:], pulled[1:], strict=True):
-            pulled[0] += pulled_tangent * tangent * bend
+        bent = pulled[0] + (pulled[1:] * stack[1:]).sum(0) * bend
+        if torch.is_grad_enabled():
+            pulled = torch.cat([bent.unsqueeze(0), pulled[1:]])
+        else:
+            pulled[0] = bent
 
-        summed = pulled[0] if pulled[0].shape == ctx.offset_shape else sum_over_batch(pulled[0])
-        return pulled, summed.reshape(ctx.offset_shape), None
+        summed = bent if bent.shape == offset.shape else sum_over_batch(bent)
+        return pulled, summed.reshape(offset.shape), None
 
 
 def sum_over_batch(x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def likelihood_objective(
     log_prob = model.code_log_prob(code, labels)
     bits = bits_per_dim(log_prob, model.dimensions, levels)
 
-    answers = model.code.answers(code.supervised)
+    answers = model.code.answers(code.supervised, training=True)
     cross_entropy = torch.zeros_like(log_prob)
     for name, answer in answers.items():
         if name in labels:

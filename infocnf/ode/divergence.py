@@ -69,7 +69,7 @@ def divergence(
 
 def unit_probes(z: Tensor) -> Tensor:
     """The unit vectors of the space of one sample, ``(dimensions, batch, ...)``."""
-    size = z[0].numel()
+    size = math.prod(z.shape[1:])
     basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, 1, *z.shape[1:])
     return basis.expand(size, *z.shape)
 
@@ -82,7 +82,7 @@ def sample_seeds(x: Tensor) -> Tensor:
     still cancel.
     """
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    bits = x.detach().flatten(1).contiguous().view(integer)
+    bits = (x.detach() + 0.0).flatten(1).contiguous().view(integer)  # -0 and 0 are one number
     position = torch.arange(bits.shape[1], device=x.device) * _GOLDEN
     return _mix(_mix(bits.long() + position).sum(1))
 
@@ -102,7 +102,7 @@ def draw_probes(
     """
     if distribution not in PROBES:
         raise ValueError(f"probes must be one of {', '.join(PROBES)}, got {distribution!r}")
-    size = count * like[0].numel()
+    size = count * math.prod(like.shape[1:])
     counter = torch.arange(size, device=seeds.device) * _GOLDEN
     start = _mix(seeds ^ _mix(torch.tensor(stream + 1, device=seeds.device)))
     words = _mix(start.unsqueeze(1) + counter)

@@ -35,6 +35,9 @@ class Policy(nn.Module, ABC):
     def forward(self, block: int, features: Tensor) -> Choice:
         """Tolerance for the solve of a block whose input is ``features``."""
 
+    def check(self, blocks: int) -> None:
+        """Refuse a flow of ``blocks`` blocks that the policy was not made for."""
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Name and arguments, from which :func:`policy_from_config` makes it again."""
@@ -80,11 +83,15 @@ class PerBlock(Policy):
         self.tolerances = tuple(check_tolerance(tolerance) for tolerance in tolerances)
 
     def forward(self, block: int, features: Tensor) -> Choice:
-        if block >= len(self.tolerances):
-            raise ValueError(
-                f"the flow has a block {block}, but there are {len(self.tolerances)} tolerances"
-            )
+        self.check(max(block + 1, len(self.tolerances)))
         return Choice(self.tolerances[block])
+
+    def check(self, blocks: int) -> None:
+        if blocks != len(self.tolerances):
+            raise ValueError(
+                f"the flow has {blocks} blocks or more, but there are {len(self.tolerances)} "
+                "tolerances: give one for each"
+            )
 
     def config(self) -> dict[str, Any]:
         return {"name": "per_block", "tolerances": list(self.tolerances)}
@@ -99,6 +106,8 @@ def as_policy(tolerance: float | Tensor | Sequence[float] | Policy) -> Policy:
     """
     if isinstance(tolerance, Policy):
         return tolerance
+    if isinstance(tolerance, str | bytes | None):
+        raise ValueError(f"tolerance must be a number, numbers or a policy, got {tolerance!r}")
     return PerBlock(tolerance) if isinstance(tolerance, Sequence) else Fixed(tolerance)
 
 
