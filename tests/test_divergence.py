@@ -117,9 +117,26 @@ def test_a_field_without_pushforward_can_be_solved_and_differentiated() -> None:
             )
         )
     for a, b in zip(*found, strict=True):
-        assert (a is None) == (b is None) or (a if b is None else b).abs().max() == 0
+        assert (a is None or a.abs().max() == 0) == (b is None or b.abs().max() == 0)
         if a is not None and b is not None:
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_divergences_are_computed_in_inference_mode(name: str) -> None:
+    make, shape = FIELDS[name]
+    field, z, t = make(), torch.randn(2, *shape), torch.tensor(0.3)
+    with torch.inference_mode():
+        _, inside = divergence(field, t * 1.0, z * 1.0, unit_probes(z), weight=0.5)
+    _, outside = divergence(field, t, z, unit_probes(z))
+    torch.testing.assert_close(inside, 0.5 * outside)
+
+
+def test_a_field_that_ignores_its_input_has_no_divergence() -> None:
+    z, weight = torch.randn(3, 2), nn.Parameter(torch.ones(2))
+    for field in (lambda t, z: torch.ones_like(z), lambda t, z: weight.expand(3, 2)):
+        _, trace = divergence(field, torch.tensor(0.0), z, unit_probes(z))
+        assert (trace == 0).all()
 
 
 @pytest.mark.parametrize("distribution", ["rademacher", "gaussian"])
@@ -144,4 +161,5 @@ def test_probes_depend_on_the_sample_and_the_stream_only() -> None:
         draw_probes(sample_seeds(x[[3, 1]]), torch.zeros(2, 64), 1, stream=2), both[[3, 1]]
     )
     assert not torch.equal(draw_probes(seeds, torch.zeros(5, 64), 1, stream=3), both)
+    assert sample_seeds(torch.tensor([[1.0, 2.0]])) != sample_seeds(torch.tensor([[2.0, 1.0]]))
     assert len(seeds.unique()) == 5 and len(both.flatten(1).unique(dim=0)) == 5

@@ -225,7 +225,7 @@ def test_healthy_samples_keep_their_gradients_beside_one_that_overflows(gradient
     solution = solve(field, start, (0.0, 1.0), **options)
     assert solution.done.tolist() == [True, False, True]
 
-    slope, rate = torch.autograd.grad(solution.state[solution.done].sum(), [start, scale])
+    slope, rate = torch.autograd.grad(solution.state.sum(), [start, scale])  # the failed one, too
     # z(1) = x / (1 - s x): dz/dx = (1 - s x)^-2, dz/ds = x^2 (1 - s x)^-2
     expected = torch.tensor([[4.0], [0.0], [0.25]])
     torch.testing.assert_close(slope, expected, rtol=0, atol=1e-5)
@@ -274,6 +274,92 @@ def test_a_broken_input_does_not_spoil_the_gradients_of_the_others(gradient: str
     healthy = solve(field, start[[0, 2]], (0.0, 1.0), stepping="individual", gradient=gradient)
     expected = torch.autograd.grad(healthy.state.sum(), list(field.parameters()))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_a_broken_neighbour_changes_neither_answer_nor_steps(method: str, gradient: str) -> None:
+    def field(t: Tensor, z: Tensor) -> Tensor:
+        return z.square() * torch.exp(1e3 * torch.relu(z - 3.0))
+
+    start = torch.tensor([[2.0], [0.5], [torch.nan]])
+    steps = None if method == "dopri5" else 16
+    options = {"stepping": "individual", "gradient": gradient, "method": method, "steps": steps}
+    beside = solve(field, start, (0.0, 1.0), **options)
+    alone = solve(field, start[1:2], (0.0, 1.0), **options)
+
+    assert beside.done.tolist() == [False, True, False]
+    torch.testing.assert_close(beside.state[1:2], alone.state)
+    assert beside.stats.accepted[1] == alone.stats.accepted[0]
+    assert beside.stats.rejected[1] == alone.stats.rejected[0]
+
+
+@pytest.mark.parametrize("gradient", ["checkpoint", "adjoint"])
+def test_the_backward_account_and_tolerances_fit_beside_a_failed_sample(gradient: str) -> None:
+    field, start = Swirl(), torch.randn(4, 3)
+    start[0] = torch.nan
+    tolerance = torch.tensor([1e-2, 1e-9, 1e-3, 1e-6])
+    counted = Counted(field, 4)
+    options = {"stepping": "individual", "gradient": gradient, "tolerance": tolerance}
+    solution = solve(
+        counted, start.requires_grad_(), (0.0, 1.0), context=(torch.arange(4.0),), **options
+    )
+    forward = counted.calls.clone()
+    (slope,) = torch.autograd.grad(solution.state.sum(), start)
+
+    assert torch.equal(counted.calls - forward, solution.stats.backward)
+    assert (slope[0] == 0).all() and slope[1:].isfinite().all()
+    if gradient == "adjoint":
+        assert solution.stats.backward[1] > solution.stats.backward[3] > solution.stats.backward[2]
+
+
+def test_parameters_do_not_control_the_steps_of_the_adjoint() -> None:
+    field, start = Swirl(), torch.randn(4, 3)
+    many = []
+    for scale in (
+        1.0,
+        1e6,
+    ):  # a parameter whose gradient is huge and rough, and that changes nothing
+        extra = nn.Parameter(torch.zeros(()))
+
+        def shaken(t: Tensor, z: Tensor, extra: Tensor = extra, scale: float = scale) -> Tensor:
+            return field(t, z) + scale * extra * torch.sin(300.0 * z)
+
+        named = [*field.parameters(), extra]
+        solution = solve(shaken, start, (0.0, 1.0), gradient="adjoint", parameters=named)
+        solution.state.sum().backward()
+        many.append(int(solution.stats.backward))
+    assert many[0] == many[1]
+
+
+def test_a_parameter_named_twice_counts_once_and_hooks_see_the_whole_gradient() -> None:
+    weight, start = nn.Parameter(torch.ones(())), torch.ones(1, 1)
+    seen: list[float] = []
+    weight.register_hook(lambda gradient: seen.append(gradient.item()))
+    for gradient in ("checkpoint", "adjoint"):
+        options = {"gradient": gradient, "parameters": [weight, weight], "tolerance": 1e-9}
+        solve(lambda t, z: weight * z, start, (0.0, 1.0), **options).state.sum().backward()
+    assert seen == pytest.approx([torch.e, torch.e], abs=1e-6)
+
+
+def test_hidden_gradients_are_found_behind_siblings_and_context() -> None:
+    start = torch.ones(2, 1)
+    first, second = (nn.Parameter(torch.ones(2, 2)) * 1.0).chunk(2, 1)
+    for field in (lambda t, z, c: c * z + second, lambda t, z, c: first * z):
+        with pytest.raises(ValueError, match="neither its parameters nor its context"):
+            solve(field, start, (0.0, 1.0), context=(first,))
+
+
+def test_states_are_freed_after_the_backward_pass() -> None:
+    field, start = Wide(8, 16), torch.randn(200, 8)
+    losses: list[Tensor] = []
+
+    def train() -> None:
+        losses.append(solve(field, start, (0.0, 1.0), tolerance=1e-8).state.sum())
+        torch.autograd.grad(losses[0], list(field.parameters()))
+
+    held, _ = allocated(train)
+    assert held < start.numel() * start.element_size()
 
 
 def test_a_method_or_partial_of_a_module_brings_its_parameters() -> None:

@@ -177,11 +177,12 @@ def test_each_sample_is_solved_to_its_own_tolerance() -> None:
 def test_a_samples_answer_and_cost_do_not_depend_on_its_batch_or_order(method: str) -> None:
     rates = torch.tensor([1.0, 300.0, 3.0, 40.0, 0.0, 110.0])
     start = torch.stack([torch.linspace(-2.0, 2.0, 6), rates], -1)
-    options = {"stepping": "individual", "tolerance": 1e-4, "method": method, "max_steps": 100_000}
-    whole = solve(stiffness, start, (0.0, 1.0), **options)
+    tolerance = torch.tensor([1e-2, 1e-4, 1e-6, 1e-3, 1e-5, 1e-3])
+    options = {"stepping": "individual", "method": method, "max_steps": 100_000}
+    whole = solve(stiffness, start, (0.0, 1.0), tolerance=tolerance, **options)
 
     for members in ([0], [1], [5, 3, 1], [4, 2, 0, 1, 5, 3]):
-        part = solve(stiffness, start[members], (0.0, 1.0), **options)
+        part = solve(stiffness, start[members], (0.0, 1.0), tolerance=tolerance[members], **options)
         torch.testing.assert_close(part.state, whole.state[members], rtol=0, atol=1e-6)
         for count in ("forward", "accepted", "rejected"):
             assert torch.equal(getattr(part.stats, count), getattr(whole.stats, count)[members])
@@ -286,6 +287,39 @@ def test_nan_ends_a_solve_of_fixed_steps(method: str) -> None:
     assert solution.stats.accepted.tolist() == [0, 4]
 
 
+@pytest.mark.parametrize("stepping", STEPPINGS)
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_a_passenger_that_is_not_finite_is_reported(method: str, stepping: str) -> None:
+    def field(t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return -state[0], torch.log(state[0] - 0.5)[:, 0]
+
+    start = (torch.tensor([[1.0], [10.0]]), torch.zeros(2))
+    steps = None if method == "dopri5" else 8
+    options = {"method": method, "steps": steps, "stepping": stepping, "passengers": 1}
+    solution = solve(field, start, (0.0, 1.0), **options)
+    expected = [Status.NOT_FINITE, Status.DONE] if stepping == "individual" else Status.NOT_FINITE
+    assert solution.status.tolist() == expected
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_large_finite_numbers_are_solved(method: str) -> None:
+    start = torch.full((2, 1), 1e20, dtype=torch.float32)
+    solution = solve(
+        lambda t, z: -z, start, (0.0, 1.0), method=method, steps={"rk4": 20}.get(method)
+    )
+    assert solution.done.all()
+    torch.testing.assert_close(solution.state, start * math.exp(-1.0), rtol=1e-4, atol=0)
+
+
+def test_empty_parts_of_a_state_are_carried_along() -> None:
+    def field(t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return state[0], torch.ones_like(state[1])
+
+    for stepping in STEPPINGS:
+        solution = solve(field, (torch.zeros(2, 0), torch.zeros(2)), (0.0, 1.0), stepping=stepping)
+        torch.testing.assert_close(solution.state[1], torch.ones(2))
+
+
 def test_a_stiff_field_ends_within_its_budget() -> None:
     start = torch.tensor([[2.0, 1e7], [2.0, 1.0]])
     began = time.monotonic()
@@ -321,11 +355,17 @@ def test_a_failure_raises_an_error_that_names_place_time_and_remedy() -> None:
         ({"method": "rk4", "steps": 0}, "got steps=0"),
         ({"passengers": 1}, "cannot have 1 passengers"),
         ({"first_step": -0.1}, "got -0.1"),
+        ({"method": "euler", "steps": 2.5}, "got steps=2.5"),
+        ({"interval": (0.0, float("inf"))}, "must be finite"),
+        ({"context": (torch.ones(1, 1),), "stepping": "individual"}, "must have 2 rows"),
+        ({"field": lambda t, z: z.float()}, "returned .* float32 for a state of .* float64"),
+        ({"field": lambda t, z: z.relu_(), "gradient": "backprop"}, "in place"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        solve(rotation, torch.randn(2, 2), (0.0, 1.0), **change)  # type: ignore[arg-type]
+        arguments = {"field": rotation, "interval": (0.0, 1.0), **change}
+        solve(state=torch.randn(2, 2), **arguments)  # type: ignore[arg-type]
 
 
 def test_bad_states_and_slopes_are_named() -> None:
@@ -335,7 +375,7 @@ def test_bad_states_and_slopes_are_named() -> None:
         pair = (torch.ones(2, 2), torch.ones(3))
         solve(lambda t, s: s, pair, (0.0, 1.0), stepping="individual")
     with pytest.raises(
-        ValueError, match=r"returned shapes \[\(2,\)\] for a state of shapes \[\(2, 2\)\]"
+        ValueError, match=r"returned \(2,\) float64 for a state of \(2, 2\) float64"
     ):
         solve(lambda t, z: z[:, 0], torch.ones(2, 2), (0.0, 1.0))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infocnf.flows import ScaledFlow, flat_flow, multiscale_flow
 from infocnf.flows.multiscale import BlockFactory
 
-__all__ = ["ARCHITECTURES", "build_flow"]
+__all__ = ["ARCHITECTURES", "build_flow", "check_shape"]
 
 ARCHITECTURES = ("auto", "multiscale", "flat")
 
@@ -51,3 +51,10 @@ def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
             f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
         )
     return natural
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers of a shape."""
+    if not isinstance(shape, Sequence) or any(int(size) != size for size in shape):
+        raise ValueError(f"shape must be a tuple of whole numbers such as (2,), got {shape!r}")
+    return tuple(int(size) for size in shape)

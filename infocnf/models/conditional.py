@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -16,16 +15,11 @@ from torch.distributions import Normal
 from infocnf.flows import ContinuousBlock, Traversal
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import pretrained
-from infocnf.models.architectures import build_flow
+from infocnf.models.architectures import build_flow, check_shape
 from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
-from infocnf.models.factors import (
-    Categorical,
-    Factor,
-    Real,
-    factor_from_config,
-    factor_to_config,
-)
+from infocnf.models.factors import Factor, factor_from_config, factor_to_config
+from infocnf.models.labels import Labels, check_factors, name_labels
 from infocnf.ode.divergence import sample_seeds
 from infocnf.ode.gradients import GRADIENTS
 from infocnf.tolerances import Policy, as_policy
@@ -33,8 +27,6 @@ from infocnf.tolerances.policies import policy_from_config
 
 __all__ = ["InfoCNF"]
 
-Label = Tensor | float | Sequence[float]
-Labels = Label | Mapping[str, Label]
 Tolerance = float | Tensor | Sequence[float] | Policy
 
 
@@ -110,10 +102,7 @@ class InfoCNF(nn.Module):
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
         self.shape = check_shape(shape)
-        self.factors = dict(factors or {})
-        for name, factor in self.factors.items():
-            if not isinstance(factor, Categorical | Real):
-                raise ValueError(f"factor {name!r} must be Categorical or Real, got {factor!r}")
+        self.factors = check_factors(factors or {})
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
         if gradient not in GRADIENTS:
@@ -299,31 +288,7 @@ class InfoCNF(nn.Module):
 
     def named(self, y: Labels | None) -> dict[str, Tensor]:
         """Labels of any shape by factor name, checked."""
-        if y is None:
-            return {}
-        if not isinstance(y, Mapping):
-            if len(self.factors) != 1:
-                names = ", ".join(self.factors)
-                remedy = f"y must be a dict with keys {names}" if names else "leave out y"
-                raise ValueError(f"the model has {len(self.factors)} factors: {remedy}")
-            y = dict.fromkeys(self.factors, y)
-
-        labels = {}
-        for name, value in y.items():
-            if name not in self.factors:
-                known = ", ".join(self.factors) or "none"
-                raise ValueError(
-                    f"y names a factor {name!r} that the model does not have; it has: {known}"
-                )
-            try:
-                # double: a number of Python would lose digits in the default type
-                kept = value if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
-                label = torch.as_tensor(kept, device=self.device)
-            except (TypeError, ValueError):
-                raise ValueError(f"labels of {name!r} must be numbers, got {value!r}") from None
-            labels[name] = self.factors[name].check(label)
-
-        return labels
+        return name_labels(self.factors, y, self.device)
 
     def single(self, values: dict[str, Any]) -> Any:  # noqa: ANN401
         """The only value where there is one factor, else all by name."""
@@ -395,10 +360,3 @@ class InfoCNF(nn.Module):
         model = pretrained.load(cls.__name__, cls.from_config, Path(folder))
         assert isinstance(model, cls)
         return model
-
-
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Whole numbers of a shape."""
-    if not isinstance(shape, Sequence) or any(int(size) != size for size in shape):
-        raise ValueError(f"shape must be a tuple of whole numbers such as (2,), got {shape!r}")
-    return tuple(int(size) for size in shape)

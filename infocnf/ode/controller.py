@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Array", "Controller", "State", "error_ratio", "first_step", "rms"]
+__all__ = ["Array", "Controller", "State", "error_ratio", "finite", "first_step", "rms"]
 
 Array = NDArray[np.float64]
 State = tuple[Tensor, ...]
@@ -33,24 +33,33 @@ STRETCH = 1.05
 
 def rms(parts: Sequence[Tensor], individual: bool) -> Tensor:
     """Root mean square of each part, the largest over parts: ``(lanes,)``."""
+    full = [part for part in parts if part.numel()] or [parts[0].new_zeros(len(parts[0]), 1)]
     if individual:
-        norms = [part.reshape(len(part), -1).square().mean(1) for part in parts]
+        norms = [part.reshape(len(part), -1).square().mean(1) for part in full]
     else:
-        norms = [part.square().mean().reshape(1) for part in parts]
+        norms = [part.square().mean().reshape(1) for part in full]
 
     return torch.stack(norms).amax(0).sqrt()
 
 
-def error_ratio(error: State, before: State, after: State, individual: bool) -> Array:
-    """The ratio :math:`r` for unit tolerance, ``(lanes,)``; NaN or infinite where the step broke
-    down.
-    """
+def finite(parts: Sequence[Tensor], individual: bool) -> Tensor:
+    """Whether all numbers of a lane are finite, ``(lanes,)``."""
+    if individual:
+        flags = [part.isfinite().reshape(len(part), -1).all(1) for part in parts]
+    else:
+        flags = [part.isfinite().all().reshape(1) for part in parts]
+
+    return torch.stack(flags).all(0)
+
+
+def error_ratio(error: State, before: State, after: State, individual: bool) -> Tensor:
+    """The ratio :math:`r` for unit tolerance, ``(lanes,)``."""
     scaled = [
         e / torch.maximum(y.abs(), y1.abs()).add_(1.0)
         for e, y, y1 in zip(error, before, after, strict=True)
     ]
 
-    return to_host(rms(scaled, individual))
+    return rms(scaled, individual)
 
 
 def to_host(values: Tensor) -> Array:

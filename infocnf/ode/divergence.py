@@ -54,15 +54,16 @@ def divergence(
         return slopes, weight * (pushed * probes).flatten(2).sum(2).sum(0)
 
     record = torch.is_grad_enabled()
-    with torch.enable_grad():
-        z = z if record and z.requires_grad else z.detach().requires_grad_()
-        slopes = field(t, z)
+    with torch.inference_mode(False), torch.enable_grad():
+        z = z if record and z.requires_grad else z.detach().clone().requires_grad_()
+        slopes = field(t.clone() if t.is_inference() else t, z)
         total = z.new_zeros(len(z))
-        for probe in probes:
+        for probe in probes if slopes.requires_grad else ():
             (pulled,) = torch.autograd.grad(
-                slopes, z, probe, create_graph=record, retain_graph=True
+                slopes, z, probe.clone(), create_graph=record, retain_graph=True, allow_unused=True
             )
-            total = total + (pulled * probe).flatten(1).sum(1)
+            if pulled is not None:  # None: the field does not depend on its input
+                total = total + (pulled * probe).flatten(1).sum(1)
 
     return (slopes, weight * total) if record else (slopes.detach(), weight * total.detach())
 

@@ -37,7 +37,7 @@ from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import Array, State
 from infocnf.ode.march import Arrival, March, Status, Step
-from infocnf.ode.pullback import Job, Pull, Select, put_rows, rows_of
+from infocnf.ode.pullback import Job, Pull, Select, put_rows, rows_of, unhooked
 from infocnf.ode.steps import advance, combine, stage_times, step_size
 
 __all__ = ["GRADIENTS", "run"]
@@ -69,21 +69,27 @@ class _Checkpoint(torch.autograd.Function):
             trail.append((step, select(before)))
 
         final = job.finish(March(job.problem, y, context, remember).run(), y)
-        ctx.job, ctx.trail = job, trail
-        ctx.save_for_backward(*tensors)  # autograd then refuses tensors changed in place meanwhile
+        ctx.job, ctx.steps = job, [step for step, _ in trail]
+        # saved the regular way, so that autograd frees them after use and refuses tensors that were
+        # changed in place meanwhile
+        ctx.save_for_backward(*tensors, *(part for _, before in trail for part in before))
         return final
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         job: Job = ctx.job
-        _, context, parameters = job.split(ctx.saved_tensors)
+        saved = ctx.saved_tensors
+        sources = len(saved) - job.parts * len(ctx.steps)
+        states = batched(saved[sources:], job.parts)
+        _, context, parameters = job.split(saved[:sources])
         pull = Pull(job, context, parameters)
 
         cotangent = answered(job, cotangents)
-        for step, before in reversed(ctx.trail):
-            pulled = pull.through(step, before, rows_of(cotangent, step.rows))
-            cotangent = pulled if step.rows is None else put_rows(cotangent, step.rows, pulled)
+        with unhooked(parameters):
+            for step, before in reversed(list(zip(ctx.steps, states, strict=True))):
+                pulled = pull.through(step, before, rows_of(cotangent, step.rows))
+                cotangent = pulled if step.rows is None else put_rows(cotangent, step.rows, pulled)
 
         return None, *cotangent, *pull.collected
 
@@ -106,9 +112,15 @@ class _Adjoint(torch.autograd.Function):
         sources, final = ctx.saved_tensors[: -job.parts], ctx.saved_tensors[-job.parts :]
         context, parameters = sources[: job.contexts], sources[job.contexts :]
         system = AdjointSystem(job, context, parameters)
-        cotangent, collected = system.solve(final, cotangents)
+        with unhooked(parameters):
+            cotangent, collected = system.solve(final, cotangents)
 
         return None, *cotangent, *collected
+
+
+def batched(tensors: Sequence[Tensor], size: int) -> list[State]:
+    """Tensors in groups of ``size``."""
+    return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
 
 
 def answered(job: Job, cotangents: State) -> State:

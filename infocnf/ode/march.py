@@ -17,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infocnf.ode.controller import Array, Controller, State, error_ratio, first_step, rms, to_host
+from infocnf.ode.controller import (
+    Array,
+    Controller,
+    State,
+    error_ratio,
+    finite,
+    first_step,
+    to_host,
+)
 from infocnf.ode.steps import Field, combine, stage_times, step_size, take_step
 from infocnf.ode.tableaus import Tableau
 
@@ -143,7 +151,7 @@ class March:
 
     def run(self) -> Arrival:
         """Take all lanes to their ends."""
-        if self.problem.span == 0.0 or not self.y[0].numel():
+        if self.problem.span == 0.0 or not any(part.numel() for part in self.y):
             self.retire(np.ones(len(self.lanes), bool))
         elif self.problem.table.adaptive:
             self.begin()
@@ -173,9 +181,7 @@ class March:
         problem, count = self.problem, self.problem.controlled
         self.k = self.evaluate(np.zeros_like(self.t), self.y)
 
-        with torch.no_grad():
-            size = to_host(rms([*self.y[:count], *self.k[:count]], problem.individual))
-        broken = ~np.isfinite(size)
+        broken = ~finite((*self.y, *self.k), problem.individual).cpu().numpy()
         if broken.any():
             self.status[self.lanes[broken]] = Status.NOT_FINITE
             self.retire(broken)
@@ -221,15 +227,17 @@ class March:
         self.evaluations[self.lanes] += table.stages - 1
 
         ratio = self.judge(step, after, slopes)
-        accept = ratio <= 1.0
+        accept, idle = ratio <= 1.0, np.zeros(len(ratio), bool)
         if torch.is_grad_enabled() and not np.isfinite(ratio).all():
-            # the graph of a broken lane would turn the gradients of all into NaN: redo the others
+            # the graph of a broken lane would turn the gradients of all into NaN: the others try
+            # the same step again without it, which costs them evaluations and nothing else
+            idle = np.isfinite(ratio)
             accept[:] = False
         self.move(accept, h, after, slopes)
         if not table.fsal:
             # also after a rejection: kept, a lane's cost would depend on its neighbours' luck
             self.k = None
-        self.adapt(accept, size, ratio, last)
+        self.adapt(accept, idle, size, ratio, last)
 
     def judge(self, step: float | Tensor, after: State, slopes: list[State]) -> Array:
         """Ratio of error to tolerance; of a method without error estimate only whether the result
@@ -237,13 +245,14 @@ class March:
         """
         problem, count = self.problem, self.problem.controlled
         with torch.no_grad():
-            if not problem.table.adaptive:
-                return 0.0 * to_host(rms(after[:count], problem.individual))
-            parts = list(zip(*slopes, strict=True))[:count]
-            errors = tuple(combine(step, problem.table.e, part) for part in parts)
-            ratio = error_ratio(errors, self.y[:count], after[:count], problem.individual)
+            whole = finite(after, problem.individual)
+            ratio = torch.zeros(len(whole), device=whole.device)
+            if problem.table.adaptive:
+                parts = list(zip(*slopes, strict=True))[:count]
+                errors = tuple(combine(step, problem.table.e, part) for part in parts)
+                ratio = error_ratio(errors, self.y[:count], after[:count], problem.individual)
 
-        return ratio / problem.tolerance[self.lanes]
+            return to_host(ratio.where(whole, torch.nan)) / problem.tolerance[self.lanes]
 
     def move(self, accept: Flags, h: Array, after: State, slopes: list[State]) -> None:
         """Put the accepted lanes where their step arrived."""
@@ -267,11 +276,11 @@ class March:
             self.y = replace_rows(self.y, chosen, after)
             self.k = replace_rows(slopes[0], chosen, slopes[-1])
 
-    def adapt(self, accept: Flags, size: Array, ratio: Array, last: Flags) -> None:
+    def adapt(self, accept: Flags, idle: Flags, size: Array, ratio: Array, last: Flags) -> None:
         """Book the attempt, choose the next steps and retire the lanes that ended."""
         problem, lanes = self.problem, self.lanes
         self.accepted[lanes] += accept
-        self.rejected[lanes] += ~accept
+        self.rejected[lanes] += ~accept & ~idle
         with np.errstate(invalid="ignore"):
             self.t = np.where(
                 accept & last, problem.end, self.t + accept * np.copysign(size, problem.span)
@@ -281,15 +290,14 @@ class March:
             growth = self.controller.factor(ratio, self.previous)
             growth = np.where(self.stumbled, np.minimum(growth, 1.0), growth)
             elementary = self.controller.elementary(ratio)
-            healthy = ratio <= 1.0  # rejected all the same where a neighbour broke: keep the step
-            self.h = size * np.where(accept, growth, np.where(healthy, 1.0, elementary))
+            self.h = np.where(idle, self.h, size * np.where(accept, growth, elementary))
             first = accept & np.isnan(self.proposal[lanes])
             self.proposal[lanes] = np.where(first, size * elementary, self.proposal[lanes])
             self.previous = np.where(accept, np.maximum(ratio, 1e-4), self.previous)
-            self.stumbled = ~accept
+            self.stumbled = np.where(idle, self.stumbled, ~accept)
 
         arrived = accept & last
-        stuck = ~arrived & (self.h < self.smallest) if problem.table.adaptive else ~accept
+        stuck = ~arrived & (self.h < self.smallest) if problem.table.adaptive else ~accept & ~idle
         spent = self.accepted[lanes] + self.rejected[lanes] >= problem.max_steps
         ended = arrived | stuck | (spent if problem.table.adaptive else False)
         if ended.any():

@@ -4,7 +4,8 @@ get.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from infocnf.ode.controller import State
 from infocnf.ode.march import Arrival, Problem, Step
 from infocnf.ode.steps import advance, combine, stage_times, step_size
 
-__all__ = ["Job", "Pull", "Select", "put_rows", "rows_of"]
+__all__ = ["Job", "Pull", "Select", "put_rows", "rows_of", "unhooked"]
 
 Select = Callable[[State], State]
 
@@ -67,6 +68,20 @@ def put_rows(state: State, rows: Tensor, by: State) -> State:
     for part, new in zip(state, by, strict=True):
         part[rows.to(part.device)] = new
     return state
+
+
+@contextmanager
+def unhooked(tensors: State) -> Iterator[None]:
+    """Silence hooks on gradients: they are for the whole gradient, not for each stage's share."""
+    hooked = [t._backward_hooks for t in tensors if t._backward_hooks]
+    kept = [dict(hooks) for hooks in hooked]
+    for hooks in hooked:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, old in zip(hooked, kept, strict=True):
+            hooks.update(old)
 
 
 class Pull:

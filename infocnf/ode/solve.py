@@ -12,6 +12,7 @@ tensor(True)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,20 +142,23 @@ def solve(
     single = isinstance(state, Tensor)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
     individual = check_choices(stepping, gradient)
-    check_state(y, passengers, individual or bool(context))
+    check_state(y, passengers, individual)
+    check_context(context, len(y[0]) if individual else None)
     table = tableau(method)
+    start, end = check_interval(interval)
     check_steps(method, table.adaptive, steps)
     lanes = len(y[0]) if individual else 1
 
-    sources = field_parameters(field) if parameters is None else tuple(parameters)
+    named = field_parameters(field) if parameters is None else parameters
+    sources = tuple({id(tensor): tensor for tensor in named}.values())  # each once
     normal = normal_form(field, single, y)
     if gradient != "backprop" and torch.is_grad_enabled():
-        normal = refuse_hidden_gradients(normal, (*sources, *context))
+        normal = refuse_hidden_gradients(normal, sources)
     problem = Problem(
         field=normal,
         table=table,
-        start=float(interval[0]),
-        end=float(interval[1]),
+        start=start,
+        end=end,
         tolerance=check_tolerance(tolerance, lanes, individual),
         individual=individual,
         controlled=len(y) - passengers,
@@ -198,20 +202,32 @@ def account(
 
 def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) -> Field:
     """The field as ``(t, state, context) -> slopes`` on tuples, its slopes checked for shape."""
+    device = y[0].device.type
+    autocast = torch.is_autocast_enabled(device)
+    precision = torch.get_autocast_dtype(device) if autocast else None
 
     def normal(t: Tensor, state: State, context: State) -> State:
-        slopes = field(t, state[0] if single else state, *context)
+        before = [None if part.is_inference() else part._version for part in state]
+        with torch.autocast(device, precision) if autocast else nullcontext():  # in gradients, too
+            slopes = field(t, state[0] if single else state, *context)
         result = (slopes,) if isinstance(slopes, Tensor) else tuple(slopes)
-        if len(result) != len(state) or any(
-            k.shape != part.shape for k, part in zip(result, state, strict=True)
-        ):
-            shapes = [tuple(k.shape) for k in result], [tuple(part.shape) for part in state]
+
+        found, wanted = ([(tuple(x.shape), x.dtype) for x in parts] for parts in (result, state))
+        if found != wanted:
             raise ValueError(
-                f"the field returned shapes {shapes[0]} for a state of shapes {shapes[1]}"
+                f"the field returned {describe(found)} for a state of {describe(wanted)}"
             )
+        after = [None if part.is_inference() else part._version for part in state]
+        if before != after:
+            raise ValueError("the field changes its input in place: use operations that do not")
         return result
 
     return normal
+
+
+def describe(parts: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
+    """Shapes and types in words."""
+    return ", ".join(f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in parts)
 
 
 def refuse_hidden_gradients(field: Field, known: State) -> Field:
@@ -229,8 +245,9 @@ def refuse_hidden_gradients(field: Field, known: State) -> Field:
         checked = True
         with torch.enable_grad():
             leaves = tuple(part.detach().requires_grad_() for part in state)
-            slopes = field(t, leaves, context)
-        if depends_on_others(slopes, (*leaves, *known, *context)):
+            local = tuple(c.detach().requires_grad_(c.requires_grad) for c in context)
+            slopes = field(t, leaves, local)
+        if depends_on_others(slopes, (*leaves, *local, *known)):
             raise ValueError(
                 "the field depends on tensors with gradients that are neither its parameters "
                 "nor its context: pass them as parameters=, or use gradient='backprop'"
@@ -243,16 +260,17 @@ def refuse_hidden_gradients(field: Field, known: State) -> Field:
 def depends_on_others(slopes: State, known: State) -> bool:
     """Whether the graph of the slopes reaches a leaf without passing through a known tensor."""
     names = {id(tensor) for tensor in known}
-    seen = {tensor.grad_fn for tensor in known}
-    stack = [slope.grad_fn for slope in slopes]
+    seen = {(tensor.grad_fn, tensor.output_nr) for tensor in known}
+    stack = [(slope.grad_fn, slope.output_nr) for slope in slopes]
     while stack:
-        node = stack.pop()
-        if node is None or node in seen:
+        edge = stack.pop()
+        node = edge[0]
+        if node is None or edge in seen:
             continue
-        seen.add(node)
+        seen.add(edge)
         if hasattr(node, "variable") and id(node.variable) not in names:
             return True
-        stack.extend(parent for parent, _ in node.next_functions)
+        stack.extend(node.next_functions)
 
     return False
 
@@ -292,6 +310,21 @@ def check_state(y: State, passengers: int, by_row: bool) -> None:
         raise ValueError("individual stepping needs a batch dimension, got a state of shape ()")
 
 
+def check_context(context: Sequence[Tensor], batch: int | None) -> None:
+    """Under individual stepping each sample needs a row of every context tensor."""
+    for tensor in context:
+        if batch is not None and tuple(tensor.shape[:1]) != (batch,):
+            raise ValueError(f"context must have {batch} rows, got shape {tuple(tensor.shape)}")
+
+
+def check_interval(interval: tuple[float, float]) -> tuple[float, float]:
+    """Initial and final time, finite."""
+    start, end = (float(time) for time in interval)
+    if not (np.isfinite(start) and np.isfinite(end)):
+        raise ValueError(f"the interval must be finite, got {(start, end)}")
+    return start, end
+
+
 def check_steps(method: str, adaptive: bool, steps: int | None) -> None:
     """A number of steps belongs to the methods that cannot choose their own."""
     if adaptive and steps is not None:
@@ -299,7 +332,7 @@ def check_steps(method: str, adaptive: bool, steps: int | None) -> None:
             f"{method} chooses its own steps: leave out steps={steps}, "
             "or use euler, midpoint or rk4"
         )
-    if not adaptive and (steps is None or steps < 1):
+    if not adaptive and (steps is None or steps < 1 or steps != int(steps)):
         raise ValueError(
             f"{method} needs the number of steps, a positive integer, got steps={steps}"
         )

@@ -43,7 +43,11 @@ def combine(h: StepSize, weights: Sequence[float], slopes: Sequence[Tensor]) -> 
     if total is None:
         return torch.zeros_like(slopes[0])
 
-    return total if isinstance(h, float) else total * h.reshape(-1, *[1] * (total.ndim - 1))
+    return (
+        total
+        if isinstance(h, float)
+        else total * h.to(total.dtype).reshape(-1, *[1] * (total.ndim - 1))
+    )
 
 
 def advance(y: State, h: StepSize, weights: Sequence[float], slopes: Sequence[State]) -> State:
