@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
 from infocnf.networks.fields import check_field
 from infocnf.ode import solve
+from infocnf.ode.checks import check_steps
 from infocnf.ode.divergence import PROBES, divergence, draw_probes, unit_probes
-from infocnf.ode.solve import check_steps
 from infocnf.ode.tableaus import tableau
 
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
