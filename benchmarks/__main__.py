@@ -43,6 +43,14 @@ def machine() -> str:
     )
 
 
+def write(parts: list[str]) -> None:
+    """What has been measured so far; notes written by hand below the mark are kept."""
+    mark = "<!-- what follows is written by hand -->"
+    old = RESULT.read_text() if RESULT.exists() else ""
+    notes = old[old.index(mark) :] if mark in old else mark + "\n"
+    RESULT.write_text("\n\n".join(part.strip() for part in parts) + "\n\n" + notes)
+
+
 def main() -> None:
     """Measure, print, write."""
     torch.set_num_threads(THREADS)
@@ -50,12 +58,7 @@ def main() -> None:
     for setting in training.SETTINGS:
         print(setting.title, flush=True)
         parts.append(training.section(setting))
-    text = "\n\n".join(part.strip() for part in parts) + "\n"
-
-    notes = "<!-- what follows is written by hand -->"
-    old = RESULT.read_text() if RESULT.exists() else ""
-    kept = old[old.index(notes) :] if notes in old else notes + "\n"
-    RESULT.write_text(text + "\n" + kept)
+        write(parts)
     print(f"written: {RESULT}")
 
 
