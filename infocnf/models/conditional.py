@@ -149,7 +149,7 @@ class InfoCNF(nn.Module):
         log_det: bool = True,
         generator: torch.Generator | None = None,
     ) -> Code:
-        """Code of samples ``(batch, *shape)``; without ``log_det`` at less than half the cost."""
+        """Code of samples ``(batch, *shape)``; without ``log_det`` at about half the cost."""
         self.check_input(x)
         seeds = self.seeds(x, generator) if log_det else None
         traversal = self.traversal(tolerance, seeds)
@@ -183,7 +183,8 @@ class InfoCNF(nn.Module):
 
     def code_log_prob(self, code: Code, labels: Mapping[str, Tensor]) -> Tensor:
         """Log-density of the samples whose code this is, ``(batch,)``."""
-        assert code.log_det is not None, "encode with log_det=True"
+        if code.log_det is None:
+            raise ValueError("the code has no log_det: encode with log_det=True")
         return self.code.log_prob(code.supervised, code.unsupervised, labels) + code.log_det
 
     def predict_proba(
