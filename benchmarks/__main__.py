@@ -18,7 +18,8 @@ HEAD = """# Benchmarks
 
 Made by `make bench`. Every table is one interleaved run of all its rows on the same data, weights
 and probes; times are medians, and only their ratios mean anything (the machine is shared). NFE are
-evaluations of field and divergence, summed over the four blocks. *Gradient error* is the relative
+evaluations of field and divergence, summed over the four blocks, in one iteration after the timed
+ones (those of timed iterations vary a little with the batch). *Gradient error* is the relative
 distance of the gradient of all weights to that of a solve in double precision at tolerance 1e-9.
 In single precision rounding hides the solver's own error, so the same is given for a run in double
 precision. *Peak MB* is the most that one iteration held allocated.

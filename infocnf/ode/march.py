@@ -185,9 +185,8 @@ class March:
         if broken.any():
             self.status[self.lanes[broken]] = Status.NOT_FINITE
             self.retire(broken)
-            if torch.is_grad_enabled() and len(
-                self.lanes
-            ):  # as in attempt: no graph of a broken lane
+            if torch.is_grad_enabled() and len(self.lanes):
+                # as in attempt: no graph of a broken lane
                 self.k = self.evaluate(np.zeros_like(self.t), self.y)
         if not len(self.lanes):
             return
