@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from infocnf.networks import ConvField, DenseField
 from infocnf.ode import solve
-from infocnf.ode.divergence import divergence, draw_probes, sample_seeds, unit_probes
+from infocnf.ode.divergence import divergence, draw_probes, unit_probes
+from infocnf.ode.streams import sample_seeds
 
 
 class Plain(nn.Module):

@@ -39,6 +39,14 @@ class BlockSolve:
     choice: Choice
     solution: Solution
 
+    @property
+    def passengers(self) -> tuple[Tensor, ...]:
+        """Kinetic energy and squared norm of the Jacobian, ``(batch,)`` each, where they travelled
+        along.
+        """
+        state = self.solution.state
+        return () if isinstance(state, Tensor) else tuple(state[2:])
+
 
 @dataclass(frozen=True)
 class FlowStats:
@@ -96,6 +104,7 @@ class Traversal:
         seeds: Seeds of the probes of each sample ``(batch,)``; None when log-determinants are not
             wanted.
         warm: Whether a block starts with the step its previous solve proposed.
+        passengers: Whether to integrate kinetic energy and Jacobian norm on the way.
         solves: Filled in by the blocks on the way.
     """
 
@@ -104,6 +113,7 @@ class Traversal:
     gradient: str = "checkpoint"
     seeds: Tensor | None = None
     warm: bool = False
+    passengers: bool = False
     solves: list[BlockSolve] = field(default_factory=list)
 
 

@@ -18,7 +18,7 @@ from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
 from infocnf.networks.fields import check_field
 from infocnf.ode import solve
 from infocnf.ode.checks import check_steps
-from infocnf.ode.divergence import PROBES, divergence, draw_probes, unit_probes
+from infocnf.ode.divergence import PROBES, draw_probes, products, unit_probes
 from infocnf.ode.tableaus import tableau
 
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
@@ -28,7 +28,11 @@ EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace
 
 
 class Dynamics(nn.Module):
-    """Slopes of ``(z, log_det)``: the field and its divergence.
+    r"""Slopes of ``(z, log_det)``: the field and its divergence; and of two passengers where the
+    state has them, the kinetic energy and the squared norm of the Jacobian, each per dimension:
+
+    .. math:: \frac{1}{D} \int_0^1 |f(z, t)|^2\, dt, \qquad
+        \frac{1}{D} \int_0^1 \Big\| \frac{\partial f}{\partial z} \Big\|_F^2\, dt .
 
     Arguments:
         field: The field.
@@ -39,16 +43,22 @@ class Dynamics(nn.Module):
         self.field = field
 
     def forward(
-        self, t: Tensor, state: tuple[Tensor, Tensor], probes: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Slopes; ``probes`` is ``(batch, count, ...)`` for Hutchinson's estimate, None for the
-        exact trace.
+        self, t: Tensor, state: tuple[Tensor, ...], probes: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Slopes; ``probes`` is ``(batch, count, ...)`` for Hutchinson's estimates, None for the
+        exact trace and norm.
         """
-        z, _ = state
-        if probes is None:
-            return divergence(self.field, t, z, unit_probes(z))
+        z = state[0]
+        directions = unit_probes(z) if probes is None else probes.transpose(0, 1)
+        weight = 1.0 if probes is None else 1.0 / probes.shape[1]
+        slopes, turned = products(self.field, t, z, directions)
+        trace = weight * (turned * directions).flatten(2).sum(2).sum(0)
+        if len(state) == 2:
+            return slopes, trace
 
-        return divergence(self.field, t, z, probes.transpose(0, 1), 1.0 / probes.shape[1])
+        kinetic = slopes.square().flatten(1).mean(1)
+        jacobian = weight * turned.square().flatten(2).mean(2).sum(0)
+        return slopes, trace, kinetic, jacobian
 
 
 class ContinuousBlock(Bijection):
@@ -113,7 +123,8 @@ class ContinuousBlock(Bijection):
             context = (
                 draw_probes(traversal.seeds, x, self.probe_count, self.probes, stream=self.index),
             )
-        z, log_det = self.solve((x, x.new_zeros(len(x))), (0.0, 1.0), traversal, context)
+        totals = [x.new_zeros(len(x)) for _ in range(3 if traversal.passengers else 1)]
+        z, log_det, *_ = self.solve((x, *totals), (0.0, 1.0), traversal, context)
         return z, log_det
 
     def inverse(self, z: Tensor, traversal: Traversal) -> Tensor:
@@ -131,7 +142,7 @@ class ContinuousBlock(Bijection):
         sample failed.
         """
         choice = traversal.policy(self.index, state[0])
-        with_log_det = len(state) == 2
+        with_log_det = len(state) > 1
         warm = traversal.warm and with_log_det
         per_sample = isinstance(choice.tolerance, Tensor) and choice.tolerance.ndim > 0
         solution = solve(
@@ -142,6 +153,7 @@ class ContinuousBlock(Bijection):
             stepping="individual" if per_sample else traversal.stepping,
             gradient=traversal.gradient,
             first_step=self.first_step if warm else None,
+            passengers=max(len(state) - 2, 0),
             context=context,
             **self.solver,  # type: ignore[arg-type]
         )

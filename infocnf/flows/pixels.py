@@ -14,14 +14,20 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from infocnf.flows.bijection import Bijection, Traversal
+from infocnf.ode.streams import draw_uniform
 
 __all__ = ["Logit", "Scale", "dequantise", "quantise"]
 
 
 def dequantise(
-    levels_in: Tensor, levels: int = 256, generator: torch.Generator | None = None
+    levels_in: Tensor,
+    levels: int = 256,
+    generator: torch.Generator | None = None,
+    *,
+    seeds: Tensor | None = None,
 ) -> Tensor:
-    """Whole numbers ``0 .. levels - 1`` to real numbers in [0, 1) by uniform noise.
+    """Whole numbers ``0 .. levels - 1`` to real numbers in [0, 1) by uniform noise, drawn from the
+    generator, or from a seed of each sample ``(batch,)``.
 
     >>> images = torch.tensor([[0, 3]])
     >>> torch.equal(quantise(dequantise(images, levels=4), levels=4), images)
@@ -33,10 +39,14 @@ def dequantise(
             f"grey levels must lie in 0 .. {levels - 1}, got {low:g} .. {high:g}; set levels to fit"
         )
     dtype = levels_in.dtype if levels_in.is_floating_point() else torch.get_default_dtype()
-    noise = torch.rand(levels_in.shape, dtype=dtype, device=levels_in.device, generator=generator)
+    like = levels_in.to(dtype)
+    if seeds is None:
+        noise = torch.rand(like.shape, dtype=dtype, device=like.device, generator=generator)
+    else:
+        noise = draw_uniform(seeds, like)
 
     # the largest number below one: (255 + 0.99999997) / 256 would round up to 1 in float32
-    return ((levels_in + noise) / levels).clamp(max=1.0 - torch.finfo(dtype).eps / 2)
+    return ((like + noise) / levels).clamp(max=1.0 - torch.finfo(dtype).eps / 2)
 
 
 def quantise(x: Tensor, levels: int = 256) -> Tensor:

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models.factors import Factor
+from infocnf.ode.streams import draw_uniform
 
 __all__ = ["PLACES", "Code", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
 
 PLACES = ("first_scale", "last_scale", "every_scale")
 Labels = Mapping[str, Tensor]
+DROPOUT = -2  # stream of the masks: blocks use 0, 1, ... for their probes
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class FactorHead(nn.Module):
         self.factor = factor
         self.prior = nn.Linear(factor.inputs, 2 * features)
         self.classifier = nn.Linear(features, factor.outputs)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)  # only its rate, where masks come from seeds
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
@@ -140,9 +142,16 @@ class FactorHead(nn.Module):
             lambda embedded: normal_log_prob(z.unsqueeze(1), *self.embedded_moments(embedded)), z
         )
 
-    def answer(self, z: Tensor, training: bool = False) -> Tensor:
-        """The classifier's output ``(batch, outputs)``; with dropout where it is being trained."""
-        return self.classifier(self.dropout(z) if training else z)
+    def answer(self, z: Tensor, training: bool = False, seeds: Tensor | None = None) -> Tensor:
+        """The classifier's output ``(batch, outputs)``; with dropout where it is being trained, its
+        masks from a seed of each sample ``(batch,)`` where given.
+        """
+        if not (training and self.training and self.dropout.p > 0):
+            return self.classifier(z)
+        if seeds is None:
+            return self.classifier(self.dropout(z))
+        kept = draw_uniform(seeds, z, stream=DROPOUT) >= self.dropout.p
+        return self.classifier(z * kept / max(1.0 - self.dropout.p, 1e-12))
 
 
 class PartitionedCode(nn.Module):
@@ -220,10 +229,12 @@ class PartitionedCode(nn.Module):
 
         return total
 
-    def answers(self, z_y: Tensor, training: bool = False) -> dict[str, Tensor]:
+    def answers(
+        self, z_y: Tensor, training: bool = False, seeds: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Output of each factor's classifier; with dropout where it is being trained."""
         parts = self.by_factor(z_y).items()
-        return {name: head.answer(code, training) for name, (head, code) in parts}
+        return {name: head.answer(code, training, seeds) for name, (head, code) in parts}
 
     def draw(
         self,

@@ -20,8 +20,8 @@ from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
-from infocnf.ode.divergence import sample_seeds
 from infocnf.ode.gradients import GRADIENTS
+from infocnf.ode.streams import sample_seeds
 from infocnf.tolerances import Policy, as_policy
 from infocnf.tolerances.policies import policy_from_config
 
@@ -148,11 +148,25 @@ class InfoCNF(nn.Module):
         tolerance: Tolerance | None = 1e-5,
         log_det: bool = True,
         generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
+        passengers: bool = False,
+        stepping: str | None = None,
     ) -> Code:
-        """Code of samples ``(batch, *shape)``; without ``log_det`` at about half the cost."""
+        """Code of samples ``(batch, *shape)``.
+
+        Arguments:
+            x: Samples.
+            tolerance: Tolerance of the solves; that of the model's policy when None.
+            log_det: Whether to integrate the log-determinant: without, at about half the cost.
+            generator: Source of the probes.
+            seeds: Seeds of each sample's probes ``(batch,)``, instead of a generator.
+            passengers: Whether to integrate kinetic energy and Jacobian norm on the way.
+            stepping: ``shared`` or ``individual``; by the model's mode when None.
+        """
         self.check_input(x)
-        seeds = self.seeds(x, generator) if log_det else None
-        traversal = self.traversal(tolerance, seeds)
+        if log_det and seeds is None:
+            seeds = self.seeds(x, generator)
+        traversal = self.traversal(tolerance, seeds if log_det else None, passengers, stepping)
         z, total = self.flow(x, traversal)
         z_y, z_u = self.code.split(z)
 
@@ -308,14 +322,21 @@ class InfoCNF(nn.Module):
             return sample_seeds(x)
         return torch.randint(-(2**63), 2**63 - 1, (len(x),), generator=generator, device=x.device)
 
-    def traversal(self, tolerance: Tolerance | None, seeds: Tensor | None = None) -> Traversal:
+    def traversal(
+        self,
+        tolerance: Tolerance | None,
+        seeds: Tensor | None = None,
+        passengers: bool = False,
+        stepping: str | None = None,
+    ) -> Traversal:
         """How a batch travels, in training and in evaluation."""
         return Traversal(
             policy=self.policy if tolerance is None else as_policy(tolerance),
-            stepping="shared" if self.training else "individual",
+            stepping=stepping or ("shared" if self.training else "individual"),
             gradient=self.gradient,
             seeds=seeds,
-            warm=self.training and torch.is_grad_enabled(),
+            warm=self.training and torch.is_grad_enabled() and stepping != "individual",
+            passengers=passengers,
         )
 
     def check_input(self, x: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What training minimises."""
 
 from infocnf.objectives.likelihood import Objective, bits_per_dim, likelihood_objective
+from infocnf.objectives.regularisers import path_penalty
 
-__all__ = ["Objective", "bits_per_dim", "likelihood_objective"]
+__all__ = ["Objective", "bits_per_dim", "likelihood_objective", "path_penalty"]

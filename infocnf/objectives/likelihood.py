@@ -20,6 +20,7 @@ from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import InfoCNF
+from infocnf.objectives.regularisers import path_penalty
 
 __all__ = ["Objective", "bits_per_dim", "likelihood_objective", "weight_in_nats"]
 
@@ -30,6 +31,7 @@ class Objective:
 
     Arguments:
         loss: :math:`J`, averaged over the batch.
+        losses: :math:`J` of each sample, ``(batch,)``.
         log_prob: :math:`\log p(x \mid y)` in nats, ``(batch,)``.
         bits_per_dim: The likelihood term of each sample, ``(batch,)``.
         cross_entropy: The label term of each sample in nats, summed over factors, ``(batch,)``.
@@ -38,6 +40,7 @@ class Objective:
     """
 
     loss: Tensor
+    losses: Tensor
     log_prob: Tensor
     bits_per_dim: Tensor
     cross_entropy: Tensor
@@ -72,7 +75,11 @@ def likelihood_objective(
     beta: float = 0.5,
     levels: int = 1,
     tolerance: Any = None,  # noqa: ANN401
+    kinetic: float = 0.0,
+    jacobian: float = 0.0,
     generator: torch.Generator | None = None,
+    seeds: Tensor | None = None,
+    stepping: str | None = None,
 ) -> Objective:
     """The objective of a batch.
 
@@ -83,22 +90,38 @@ def likelihood_objective(
         beta: Weight of the cross-entropy.
         levels: Grey levels of the data.
         tolerance: Tolerance of the solves; that of the model's policy when None.
+        kinetic: Weight of the kinetic energy of the paths; see :func:`path_penalty`.
+        jacobian: Weight of the squared norm of the fields' Jacobians.
         generator: Source of the probes.
+        seeds: Seeds of each sample's probes and dropout ``(batch,)``: then the objective is a
+            function of the samples, their seeds and the weights alone.
+        stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels = model.labels(y, len(x))
-    code = model.encode(x, tolerance=tolerance, generator=generator)
+    code = model.encode(
+        x,
+        tolerance=tolerance,
+        generator=generator,
+        seeds=seeds,
+        passengers=bool(kinetic or jacobian),
+        stepping=stepping,
+    )
     log_prob = model.code_log_prob(code, labels)
     bits = bits_per_dim(log_prob, model.dimensions, levels)
 
-    answers = model.code.answers(code.supervised, training=True)
+    answers = model.code.answers(code.supervised, training=True, seeds=seeds)
     cross_entropy = torch.zeros_like(log_prob)
     for name, answer in answers.items():
         if name in labels:
             cross_entropy = cross_entropy + model.factors[name].loss(answer, labels[name])
     assert code.stats is not None
+    losses = bits + beta * cross_entropy
+    if kinetic or jacobian:
+        losses = losses + path_penalty(code.stats, kinetic, jacobian)
 
     return Objective(
-        loss=(bits + beta * cross_entropy).mean(),
+        loss=losses.mean(),
+        losses=losses,
         log_prob=log_prob,
         bits_per_dim=bits,
         cross_entropy=cross_entropy,
