@@ -55,7 +55,7 @@ def test_the_penalty_has_the_gradient_of_a_finite_difference_and_costs_no_steps(
     assert steps == same and penalised > plain
     model.zero_grad()
     penalised.backward()
-    weight = model.flow.blocks[0].dynamics.field.layers[0].weight
+    weight = next(model.flow.parameters())
     slope, h = weight.grad[0, 0].item(), 1e-5
     with torch.no_grad():
         weight[0, 0] += h

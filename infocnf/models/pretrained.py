@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from infocnf.files import write
 
 __all__ = ["load", "save"]
 
@@ -104,16 +105,3 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"no model here: cannot read {path} ({error.strerror})") from None
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace a file at once."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -1,0 +1,6 @@
+"""Examples with labels: well-known sets, one's own files, and densities that are known exactly."""
+
+from infocnf.data.catalogue import CATALOGUE, load_data
+from infocnf.data.dataset import Dataset, Preparation
+
+__all__ = ["CATALOGUE", "Dataset", "Preparation", "load_data"]

@@ -1,0 +1,207 @@
+r"""Examples, their labels, and which of them train, validate and test.
+
+A flow wants real numbers of moderate size. Images of :math:`L` grey levels become
+:math:`(k + u) / L` with uniform noise :math:`u`; rows of a table are standardised, and their
+densities are brought back to the table's own units by :math:`\log p(x) = \log p(x') - \sum_i \log
+s_i`. Noise is a function of a seed per example: fresh in every epoch of training, that of the
+example's own content at evaluation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infocnf.errors import InputError
+from infocnf.flows.pixels import dequantise, quantise
+from infocnf.models.factors import Categorical, Factor, Real
+from infocnf.ode.streams import draw_uniform, sample_seeds
+
+__all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split"]
+
+PARTS = ("train", "validation", "test")
+FLIP = -3  # stream of the coins that flip images
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What was read: examples, labels, and how many of them at the end are the official test.
+
+    Arguments:
+        x: Grey levels ``(examples, channels, height, width)`` or rows ``(examples, features)``.
+        labels: Labels by factor, ``(examples,)``: whole numbers where ``classes`` names them.
+        classes: Names of the classes of each categorical label.
+        levels: Grey levels; 1 for rows.
+        official: Number of examples at the end that are the official test set; 0 without one.
+        flip: Whether a mirrored example is as good as the example.
+        columns: Names of the features of rows.
+        sources: Digests of the files that were read, by name.
+    """
+
+    x: np.ndarray
+    labels: dict[str, np.ndarray]
+    classes: dict[str, tuple[str, ...]]
+    levels: int = 1
+    official: int = 0
+    flip: bool = False
+    columns: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How examples become what a flow reads, and back.
+
+    Arguments:
+        levels: Grey levels of images; 1 for rows.
+        flip: Whether to mirror half of the images in training.
+        mean: Mean of each feature of rows.
+        scale: Standard deviation of each feature of rows.
+    """
+
+    levels: int = 1
+    flip: bool = False
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    def __call__(self, raw: Tensor, dtype: torch.dtype, seeds: Tensor | None = None) -> Tensor:
+        """Examples ``(batch, ...)`` as the flow reads them; with seeds ``(batch,)`` as training
+        wants them, without as evaluation does.
+        """
+        raw = raw.to(dtype)
+        if not self.is_images:
+            return (raw - self.vector(self.mean, raw)) / self.vector(self.scale, raw)
+        if seeds is not None and self.flip:
+            coins = draw_uniform(seeds, raw[:, :1, :1, :1], FLIP) < 0.5
+            raw = torch.where(coins, raw.flip(-1), raw)
+        return dequantise(raw, self.levels, seeds=sample_seeds(raw) if seeds is None else seeds)
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the examples are images of whole grey levels."""
+        return self.levels > 1
+
+    @property
+    def log_scale(self) -> float:
+        """What to subtract from the flow's log-density to have that of rows in their own units."""
+        return sum(math.log(scale) for scale in self.scale)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """What the flow made, in the units of the examples."""
+        if self.is_images:
+            return quantise(x, self.levels)
+        return x * self.vector(self.scale, x) + self.vector(self.mean, x)
+
+    def vector(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        """Numbers per feature as a tensor."""
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples as read, divided and ready to be prepared.
+
+    Arguments:
+        name: Name in the catalogue, or of the file.
+        raw: What was read.
+        parts: Indices of the examples of each part.
+    """
+
+    name: str
+    raw: Raw
+    parts: Mapping[str, np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.raw.x.shape[1:])
+
+    @property
+    def factors(self) -> dict[str, Factor]:
+        """The labels as factors of a model; classes as often as they occur in training."""
+        found: dict[str, Factor] = {}
+        for name, values in self.raw.labels.items():
+            mine = values[self.parts["train"]]
+            if name in self.raw.classes:
+                found[name] = Categorical(len(self.raw.classes[name]))
+            else:
+                found[name] = Real(float(mine.mean()), max(float(mine.std()), 1e-12))
+        return found
+
+    @property
+    def preparation(self) -> Preparation:
+        """How its examples become what a flow reads, learned from the training part."""
+        if self.raw.levels > 1:
+            return Preparation(self.raw.levels, self.raw.flip)
+        mine = self.raw.x[self.parts["train"]].astype(np.float64)
+        scale = mine.std(0)
+        flat = np.flatnonzero(scale < 1e-12)
+        if len(flat):
+            name = self.raw.columns[flat[0]] if self.raw.columns else f"number {flat[0]}"
+            raise InputError(
+                f"column {name} of {self.name} is constant and has no density: leave it out"
+            )
+        return Preparation(mean=tuple(mine.mean(0).tolist()), scale=tuple(scale.tolist()))
+
+    def examples(self, part: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Examples as read and their labels, of one part."""
+        indices = self.parts[part]
+        labels = {name: torch.from_numpy(y[indices]) for name, y in self.raw.labels.items()}
+        return torch.from_numpy(self.raw.x[indices]), labels
+
+    def describe(self) -> dict[str, Any]:
+        """What a run records of its data: enough to tell whether it is the same again."""
+        content = hashlib.sha256(np.ascontiguousarray(self.raw.x).tobytes())
+        for values in self.raw.labels.values():
+            content.update(np.ascontiguousarray(values).tobytes())
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "levels": self.raw.levels,
+            "classes": {name: list(names) for name, names in self.raw.classes.items()},
+            "columns": list(self.raw.columns),
+            "examples": {part: len(indices) for part, indices in self.parts.items()},
+            "sha256": content.hexdigest(),
+            "sources": dict(self.raw.sources),
+        }
+
+
+def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dict[str, np.ndarray]:
+    """Indices of each part, in an order fixed by the seed.
+
+    Arguments:
+        raw: The examples.
+        validation: Size of the validation part: a fraction of what is not for testing, or a number.
+        test: Size of the test part, a fraction or a number, where there is no official one.
+        seed: Seed of the division.
+        name: Name for messages.
+    """
+    total = len(raw.x)
+    rng = np.random.default_rng(seed)
+    if raw.official:
+        rest, tested = rng.permutation(total - raw.official), np.arange(total - raw.official, total)
+    else:
+        order = rng.permutation(total)
+        count = size_of(test, total)
+        tested, rest = order[:count], order[count:]
+    count = size_of(validation, len(rest))
+    parts = {"train": rest[count:], "validation": rest[:count], "test": tested}
+    empty = [part for part in PARTS if not len(parts[part])]
+    if empty:
+        raise InputError(
+            f"{name} has {total} examples, which leaves none for {empty[0]}: "
+            "change data.validation or data.test, or bring more examples"
+        )
+    return parts
+
+
+def size_of(share: float, total: int) -> int:
+    """A number of examples, from a fraction below 1 or a number."""
+    return min(total, max(1, round(share * total)) if share < 1 else int(share))

@@ -1,0 +1,302 @@
+"""Images from files: idx, the CIFAR-10 archive, .npz, and folders with a sub-folder per class.
+
+Every reader returns grey levels ``(examples, channels, height, width)``, and refuses a file that is
+not what it should be before anything else happens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infocnf.data.dataset import Raw
+from infocnf.errors import InputError
+from infocnf.files import digest_of
+
+__all__ = ["classes_of", "read_cifar", "read_folder", "read_idx_pair", "read_npz"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array of an idx file, packed by gzip or not."""
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read ({error}): fetch it again") from None
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise InputError(f"{path} is not an idx file of bytes: fetch it again")
+    start = 4 + 4 * content[3]
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
+    if len(shape) != content[3] or len(content) - start != int(np.prod(shape)):
+        raise InputError(
+            f"{path} is damaged: it declares {shape} bytes and holds {len(content) - start}; "
+            "fetch it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def read_idx_pair(folder: Path, names: dict[str, str]) -> Raw:
+    """Grey images and labels of four idx files, found with or without ``.gz``."""
+    paths = {part: find(folder, name) for part, name in names.items()}
+    x_train, y_train, x_test, y_test = (read_idx(paths[part]) for part in PARTS_OF_PAIR)
+    for images, labels, part in ((x_train, y_train, "x_train"), (x_test, y_test, "x_test")):
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"{paths[part]} holds {images.shape} for labels {labels.shape}: "
+                "the files do not belong together"
+            )
+    return gather(x_train[:, None], y_train, x_test[:, None], y_test, sources_of(paths.values()))
+
+
+PARTS_OF_PAIR = ("x_train", "y_train", "x_test", "y_test")
+
+
+def find(folder: Path, name: str) -> Path:
+    """A file of this name, packed or not."""
+    for candidate in (folder / f"{name}.gz", folder / name):
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"{folder / name} is missing (looked for {name} and {name}.gz)")
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads arrays and plain values, and refuses everything that could run."""
+
+    SAFE = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        """The few names that arrays are made of."""
+        if (module, name) in self.SAFE:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_cifar(path: Path) -> Raw:
+    """CIFAR-10 from its python archive, or from the folder that is in it."""
+    parts: dict[str, dict[bytes, Any]] = {}
+    for name, content in cifar_members(path):
+        try:
+            parts[name] = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+            shape = parts[name][b"data"].shape
+        except Exception as error:
+            raise InputError(
+                f"{name} in {path} is not a batch of CIFAR-10 ({error}): fetch it again"
+            ) from None
+        if shape[1:] != (3072,) or len(parts[name][b"labels"]) != shape[0]:
+            raise InputError(f"{name} in {path} holds {shape}, not (images, 3072): fetch it again")
+    missing = [name for name in BATCHES if name not in parts]
+    if missing:
+        raise InputError(f"{path} has no {missing[0]}: fetch it again")
+
+    images = {name: part[b"data"].reshape(-1, 3, 32, 32) for name, part in parts.items()}
+    labels = {name: np.array(part[b"labels"]) for name, part in parts.items()}
+    return gather(
+        np.concatenate([images[name] for name in BATCHES[:-1]]),
+        np.concatenate([labels[name] for name in BATCHES[:-1]]),
+        images[BATCHES[-1]],
+        labels[BATCHES[-1]],
+        sources_of([path]) if path.is_file() else {},
+    )
+
+
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def cifar_members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the batches."""
+    if path.is_dir():
+        yield from ((p.name, p.read_bytes()) for p in sorted(path.iterdir()) if p.name in BATCHES)
+        return
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                stream = archive.extractfile(member)
+                if stream is not None and Path(member.name).name in BATCHES:
+                    yield Path(member.name).name, stream.read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read ({error}): fetch it again") from None
+
+
+def read_npz(path: Path, levels: int | None = None) -> Raw:
+    """Arrays ``x_train y_train x_test y_test``, or ``x`` and ``y``: images of whole grey levels
+    (channels first or last, or none) or rows.
+    """
+    arrays = load_npz(path)
+    official = "x_train" in arrays
+    wanted = PARTS_OF_PAIR if official else ("x", "y")
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise InputError(
+            f"{path} has no array {missing[0]} (it has {', '.join(arrays) or 'none'}): "
+            f"save it with {' '.join(wanted)}"
+        )
+    for x, y in (("x_train", "y_train"), ("x_test", "y_test")) if official else (("x", "y"),):
+        if arrays[y].shape != arrays[x].shape[:1]:
+            raise InputError(
+                f"{path}: {y} has shape {arrays[y].shape} for {len(arrays[x])} examples in {x}"
+            )
+    if official and arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
+        raise InputError(
+            f"{path}: test examples have shape {arrays['x_test'].shape[1:]}, training examples "
+            f"{arrays['x_train'].shape[1:]}: bring them to one size"
+        )
+    examples = [channels_first(arrays[key], path) for key in wanted[::2]]
+    test = (examples[1], arrays["y_test"]) if official else (examples[0][:0], arrays["y"][:0])
+    return gather(examples[0], arrays[wanted[1]], *test, sources_of([path]), levels)
+
+
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a file; objects are not allowed."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        raise InputError(f"{path} is not an .npz of plain arrays ({error})") from None
+
+
+def channels_first(x: np.ndarray, path: Path) -> np.ndarray:
+    """Images ``(examples, channels, height, width)`` or rows ``(examples, features)``."""
+    if x.ndim == 2:
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        return x
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    raise InputError(
+        f"{path} holds examples of shape {x.shape[1:]}: expected images of 1 or 3 channels, or rows"
+    )
+
+
+def read_folder(folder: Path) -> Raw:
+    """Images in one sub-folder per class, all of one size."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if len(names) < 2:
+        raise InputError(f"{folder} has {len(names)} sub-folders: make one for each class")
+    x, y = [], []
+    for label, name in enumerate(names):
+        files = image_files(folder / name)
+        if not files:
+            raise InputError(f"{folder / name} holds no image: fill it or remove it")
+        x += [read_image(path) for path in files]
+        y += [label] * len(files)
+    if len({image.shape[0] for image in x}) > 1:  # grey among coloured ones
+        x = [np.broadcast_to(image, (3, *image.shape[1:])) for image in x]
+    files = [path for name in names for path in image_files(folder / name)]
+    for path, image in zip(files, x, strict=True):
+        if image.shape != x[0].shape:
+            raise InputError(
+                f"{path} is {size(image)} pixels but {files[0]} is {size(x[0])}: "
+                "bring all images to one size"
+            )
+    return Raw(np.stack(x), {"label": np.array(y)}, {"label": tuple(names)}, levels=256)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images of a folder, by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+
+
+def read_image(path: Path, channels: int | None = None) -> np.ndarray:
+    """Grey levels ``(channels, height, width)`` of one image; with its own channels when None."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA", "I;16"))
+            array = np.asarray(image.convert("L" if grey else "RGB"))
+    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise InputError(f"{path} is not an image that can be read: remove it") from None
+    return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def size(image: np.ndarray) -> str:
+    """Width and height in words."""
+    return f"{image.shape[2]}x{image.shape[1]}"
+
+
+def gather(
+    x_train: np.ndarray,
+    y_train: np.ndarray,
+    x_test: np.ndarray,
+    y_test: np.ndarray,
+    sources: dict[str, str],
+    levels: int | None = None,
+) -> Raw:
+    """Training and official test examples as one."""
+    x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
+    place = next(iter(sources), "the data")
+    labels, classes = classes_of(y, place)
+    if x.ndim == 4:
+        if not len(x) or np.any(x != np.floor(x)) or x.min() < 0 or x.max() > 65535:
+            raise InputError(
+                f"{place} holds images that are not whole grey levels: save them as 0 .. 255"
+            )
+        levels = levels or (256 if x.dtype == np.uint8 or x.max() > 16 else int(x.max()) + 1)
+        if x.max() >= levels:
+            raise InputError(f"{place} has grey level {x.max():g}: set data.levels to fit")
+        x = x.astype(np.uint8 if levels <= 256 else np.int32)
+    else:
+        x, levels = finite(x, place), 1
+    return Raw(x, {"label": labels}, classes, levels, len(x_test), sources=sources)
+
+
+def classes_of(y: np.ndarray, place: str) -> tuple[np.ndarray, dict[str, tuple[str, ...]]]:
+    """Labels as whole numbers with the names of their classes, or as real numbers."""
+    if y.ndim != 1:
+        raise InputError(f"{place}: labels must be one per example, got shape {y.shape}")
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            raise InputError(f"{place}: a label is missing or not finite: remove its example")
+        if np.any(y != np.floor(y)):
+            return y.astype(np.float64), {}
+        y = y.astype(np.int64)
+    names, codes = np.unique(y, return_inverse=True)
+    if len(names) > max(2, len(y) // 2):
+        raise InputError(
+            f"{place}: {len(names)} classes for {len(y)} examples: is this the label column?"
+        )
+    return codes.astype(np.int64), {"label": tuple(str(name) for name in names)}
+
+
+def finite(x: np.ndarray, place: str) -> np.ndarray:
+    """Rows of real numbers."""
+    try:
+        rows = x.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{place} holds features that are not numbers: encode them") from None
+    bad = np.argwhere(~np.isfinite(rows))
+    if len(bad):
+        raise InputError(
+            f"{place} has a missing or infinite value in row {bad[0][0] + 1}, "
+            f"column {bad[0][1] + 1}: fill it in or remove the row"
+        )
+    return rows
+
+
+def sources_of(paths: Any) -> dict[str, str]:  # noqa: ANN401
+    """Digests of files by name."""
+    return {str(path): digest_of(path) for path in paths}
