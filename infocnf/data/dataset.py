@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,8 @@ class Dataset:
         for name, values in self.raw.labels.items():
             mine = values[self.parts["train"]]
             if name in self.raw.classes:
-                found[name] = Categorical(len(self.raw.classes[name]))
+                counts = np.bincount(mine, minlength=len(self.raw.classes[name])) + 1.0
+                found[name] = Categorical(len(counts), tuple((counts / counts.sum()).tolist()))
             else:
                 found[name] = Real(float(mine.mean()), max(float(mine.std()), 1e-12))
         return found
@@ -149,6 +150,10 @@ class Dataset:
                 f"column {name} of {self.name} is constant and has no density: leave it out"
             )
         return Preparation(mean=tuple(mine.mean(0).tolist()), scale=tuple(scale.tolist()))
+
+    def mirrored(self, flip: bool) -> Dataset:
+        """The same, with the user's word on whether mirrored examples are as good."""
+        return replace(self, raw=replace(self.raw, flip=flip))
 
     def examples(self, part: str) -> tuple[Tensor, dict[str, Tensor]]:
         """Examples as read and their labels, of one part."""

@@ -74,6 +74,7 @@ def likelihood_objective(
     *,
     beta: float = 0.5,
     levels: int = 1,
+    log_scale: float = 0.0,
     tolerance: Any = None,  # noqa: ANN401
     kinetic: float = 0.0,
     jacobian: float = 0.0,
@@ -89,6 +90,7 @@ def likelihood_objective(
         y: Labels; the likelihood is marginal and the cross-entropy zero for factors without one.
         beta: Weight of the cross-entropy.
         levels: Grey levels of the data.
+        log_scale: Logarithm of the factor by which the data was shrunk before the model saw it.
         tolerance: Tolerance of the solves; that of the model's policy when None.
         kinetic: Weight of the kinetic energy of the paths; see :func:`path_penalty`.
         jacobian: Weight of the squared norm of the fields' Jacobians.
@@ -106,7 +108,7 @@ def likelihood_objective(
         passengers=bool(kinetic or jacobian),
         stepping=stepping,
     )
-    log_prob = model.code_log_prob(code, labels)
+    log_prob = model.code_log_prob(code, labels) - log_scale
     bits = bits_per_dim(log_prob, model.dimensions, levels)
 
     answers = model.code.answers(code.supervised, training=True, seeds=seeds)

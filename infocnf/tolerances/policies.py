@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,14 @@ class Policy(nn.Module, ABC):
 
     def check(self, blocks: int) -> None:
         """Refuse a flow of ``blocks`` blocks that the policy was not made for."""
+
+    def begin_step(self, progress: float) -> None:
+        """Told before each step of training how much of it is done, in [0, 1)."""
+
+    def end_step(self, figures: Mapping[str, float]) -> None:
+        """Told after each step what it gave and took, averaged over the batch and all processes:
+        ``loss``, ``forward``, ``backward`` and others.
+        """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:

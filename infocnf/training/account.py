@@ -1,0 +1,91 @@
+"""Sums over examples, from which the figures of an epoch are made, over all processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from infocnf.flows.bijection import FlowStats
+from infocnf.models import Categorical, InfoCNF
+from infocnf.objectives import Objective
+
+__all__ = ["Account", "account_of"]
+
+
+@dataclass
+class Account:
+    """Sums by name; a figure is a sum divided by the number of examples."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: dict[str, float]) -> None:
+        """Add sums to these."""
+        for name, value in other.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    @property
+    def examples(self) -> float:
+        """Number of examples that were solved."""
+        return self.sums.get("examples", 0.0)
+
+    def mean(self, name: str) -> float | None:
+        """The figure of a name; None where nothing was counted."""
+        if not self.examples or name not in self.sums:
+            return None
+        return self.sums[name] / self.examples
+
+    def means(self) -> dict[str, float | None]:
+        """All figures."""
+        return {name: self.mean(name) for name in self.sums if name not in ("examples", "failed")}
+
+
+def account_of(model: InfoCNF, objective: Objective, labels: dict[str, Tensor]) -> dict[str, float]:
+    """Sums over the examples of an objective; call it after the backward pass, which has counts of
+    its own.
+    """
+    count = len(objective.losses)
+    sums = {
+        "examples": float(count),
+        "loss": total(objective.losses),
+        "bits_per_dim": total(objective.bits_per_dim),
+        "cross_entropy": total(objective.cross_entropy),
+        **wrong_answers(model, objective.answers, labels),
+    }
+    for name in ("forward", "backward", "rejected"):
+        value = getattr(objective.stats, name).double()
+        sums[name] = float(value.sum() if value.ndim else value * count)
+    return {**sums, **tolerances(objective.stats, count)}
+
+
+def total(values: Tensor) -> float:
+    """Sum in double precision."""
+    return float(values.detach().double().sum())
+
+
+def wrong_answers(
+    model: InfoCNF, answers: dict[str, Tensor], labels: dict[str, Tensor]
+) -> dict[str, float]:
+    """Percentage of wrong classes, summed over examples and averaged over categorical factors; the
+    squared error of real ones.
+    """
+    wrong, squares = [], []
+    for name, answer in answers.items():
+        factor = model.factors[name]
+        found = factor.read(answer.detach())
+        if isinstance(factor, Categorical):
+            wrong.append(100.0 * total((found != labels[name]).double()))
+        else:
+            squares.append(total((found - labels[name]).square()))
+    sums = {"error_percent": sum(wrong) / len(wrong)} if wrong else {}
+    return {**sums, **({"squared_error": sum(squares) / len(squares)} if squares else {})}
+
+
+def tolerances(stats: FlowStats, count: int) -> dict[str, float]:
+    """Tolerance of each block, summed over examples."""
+    sums = {}
+    for solve in stats.solves:
+        value = torch.as_tensor(solve.choice.tolerance, dtype=torch.float64)
+        sums[f"tolerance_{solve.block}"] = float(value.detach().mean()) * count
+    return sums

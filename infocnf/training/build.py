@@ -1,0 +1,52 @@
+"""The model of a configuration for its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from infocnf.data import Dataset, load_data
+from infocnf.errors import InputError
+from infocnf.models import InfoCNF
+from infocnf.ode.streams import combine_seeds
+from infocnf.tolerances.policies import policy_from_config
+from infocnf.training.config import Config
+
+__all__ = ["build_data", "build_model"]
+
+
+def build_data(config: Config) -> Dataset:
+    """The examples of a run."""
+    given = config.data.model_dump()
+    flip = given.pop("flip")
+    data = load_data(given.pop("name"), **given)
+    return data if flip is None else data.mirrored(flip)
+
+
+def build_model(config: Config, data: Dataset) -> InfoCNF:
+    """A fresh model for the shape and the labels of the data."""
+    arguments = config.model.model_dump()
+    with default_dtype(getattr(torch, config.training.precision)):
+        torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
+        try:
+            return InfoCNF(
+                data.shape,
+                data.factors if data.raw.labels else {},
+                tolerance=policy_from_config(config.tolerance),
+                **arguments,
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this model cannot be built for {data.name}: {error}") from None
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors of this type, for a while."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,152 @@
+"""What a run is: frozen, unknown keys refused, every number with its bounds.
+
+A configuration is read from TOML (a preset of the package or a file), changed by ``key=value``
+settings, and written in full into the run directory. Defaults are the paper's small-batch recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from infocnf.tolerances.policies import policy_from_config
+
+__all__ = ["Config"]
+
+Positive = Annotated[int, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A table of the configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DataConfig(Section):
+    """Which examples, and how they are divided."""
+
+    name: str = Field("digits", description="a set of the catalogue; see 'infocnf data list'")
+    path: str | None = Field(
+        None, description="own data: folder of class folders, .npz, .csv, .parquet"
+    )
+    directory: str | None = Field(None, description="folder with the files of a catalogue set")
+    label: str | list[str] | None = Field("label", description="label column(s) of a table")
+    levels: Annotated[int, Field(ge=2, le=65536)] | None = Field(
+        None, description="grey levels of .npz images; found from the data when left out"
+    )
+    flip: bool | None = Field(None, description="mirror images in training; as the set wants it")
+    validation: Share = Field(0.1, description="validation part: a fraction, or a number")
+    test: Share = Field(0.1, description="test part where there is no official one")
+    limit: Positive | None = Field(None, description="use at most so many examples of each part")
+    seed: int = Field(0, description="seed of the division")
+
+
+class ModelConfig(Section):
+    """The flow; see :class:`infocnf.InfoCNF` for each of these."""
+
+    supervised: float = Field(
+        0.5, ge=0, le=1, description="fraction of the code that knows the labels"
+    )
+    place: str | list[int] = Field(
+        "first_scale", description="first_scale, last_scale, every_scale, or indices"
+    )
+    architecture: str = Field("auto", description="auto, multiscale, flat")
+    trace: str = Field("auto", description="auto, exact, hutchinson")
+    scales: Positive | None = Field(None, description="as many as the size allows when left out")
+    blocks: Positive = Field(2, description="blocks before and after each squeeze")
+    hidden: list[Positive] = Field([64, 64, 64], description="widths of each field's hidden layers")
+    activation: str = Field("softplus", description="softplus, tanh")
+    time: str = Field("concat", description="concat, concat_squash (rows only)")
+    alpha: float = Field(1e-6, description="margin of the logit at the data end of images")
+    probes: str = Field("rademacher", description="rademacher, gaussian")
+    probe_count: Positive = Field(1, description="number of probes of the trace")
+    method: str = Field("dopri5", description="dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
+    steps: Positive | None = Field(None, description="steps of a method without error estimate")
+    max_steps: Positive = Field(4096, description="attempted steps until a sample is given up")
+    gradient: str = Field("checkpoint", description="checkpoint, backprop, adjoint")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout before the classifiers")
+    compile: bool = Field(False, description="compile fields and divergences")
+
+
+class ObjectiveConfig(Section):
+    """What is minimised: bits per dimension + beta cross-entropy + penalties."""
+
+    beta: Weight = Field(0.5, description="weight of the cross-entropy")
+    kinetic: Weight = Field(0.0, description="weight of the paths' kinetic energy")
+    jacobian: Weight = Field(0.0, description="weight of the fields' squared Jacobian norm")
+
+
+class TrainingConfig(Section):
+    """How it is minimised."""
+
+    epochs: Positive = Field(400, description="passes through the training part")
+    batch_size: Positive = Field(900, description="examples per step, over all processes")
+    micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
+    learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")
+    policy_learning_rate: Share = Field(1e-3, description="of a tolerance policy with weights")
+    weight_decay: Weight = Field(0.0, description="decoupled weight decay (AdamW)")
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps until the full learning rate")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="constant, cosine")
+    drops: list[Positive] = Field([], description="epochs after which the learning rate drops")
+    drop_factor: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="by how much")
+    clip: Share | None = Field(None, description="largest norm of a step's gradient")
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="decay of the moving average of weights; 0: none"
+    )
+    precision: Literal["float32", "float64"] = Field("float32", description="float32, float64")
+    seed: int = Field(0, description="seed of weights, order and noise")
+    validate_every: Positive = Field(1, description="epochs between validations")
+    select: Literal["best", "last"] = Field("best", description="model to keep: best, last")
+    checkpoint_minutes: Weight = Field(10.0, description="minutes between checkpoints in an epoch")
+    patience: Positive = Field(3, description="bad steps in a row until a roll-back")
+
+
+class EvaluationConfig(Section):
+    """How validation and evaluation solve."""
+
+    tolerance: Share = Field(1e-5, description="tolerance of the solver")
+    batch_size: Positive = Field(500, description="examples solved at a time; changes no result")
+
+
+class TrainerConfig(Section):
+    """Where it runs."""
+
+    accelerator: str = Field("auto", description="auto, cpu, gpu: as Lightning names them")
+    devices: Positive = Field(1, description="processes on each node")
+    nodes: Positive = Field(1, description="nodes")
+    threads: Positive | None = Field(None, description="threads per process; PyTorch's own choice")
+
+
+class Config(Section):
+    """A run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    tolerance: dict[str, Any] = Field(
+        {"name": "fixed", "tolerance": 1e-5},
+        validate_default=True,
+        description="tolerance policy in training: a number, or a name and its arguments",
+    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+
+    @field_validator("tolerance", mode="before")
+    @classmethod
+    def check_tolerance(cls, value: object) -> dict[str, Any]:
+        """A policy's name and arguments; a number means a fixed tolerance, a list one per block."""
+        if isinstance(value, int | float):
+            value = {"name": "fixed", "tolerance": value}
+        if isinstance(value, list):
+            value = {"name": "per_block", "tolerances": value}
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a number or a table with a name, got {value!r}")
+        try:
+            return policy_from_config({"name": "fixed", **value}).config()
+        except TypeError as error:
+            reason = str(error).split("__init__() ")[-1]
+            raise ValueError(f"the policy {value.get('name', 'fixed')!r} {reason}") from None

@@ -1,0 +1,387 @@
+"""One training step after the other, as Lightning asks for them.
+
+A step is a batch of the whole run: each process takes its share, solves it in micro-batches, adds
+up gradients and figures over examples, and shares both sums with the others at once. So a step does
+not depend on micro-batches or on the number of processes (but for rounding and the steps of the
+solver), and an example that cannot be solved is left out everywhere alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from infocnf.data import Dataset
+from infocnf.errors import WorkError
+from infocnf.flows import ContinuousBlock
+from infocnf.models import Categorical, InfoCNF
+from infocnf.objectives import Objective, likelihood_objective
+from infocnf.ode import SolveError
+from infocnf.ode.streams import combine_seeds
+from infocnf.training import checkpoints
+from infocnf.training.account import Account, account_of
+from infocnf.training.config import Config
+from infocnf.training.order import Order, Steps, pieces
+from infocnf.training.rates import rate_factor
+
+__all__ = ["FlowModule", "solvable"]
+
+log = logging.getLogger("infocnf")
+LARGEST_FAILED = 0.01  # share of an epoch's examples that may fail
+LARGEST_HALVINGS = 10
+
+
+def solvable(
+    attempt: Callable[[Tensor, str | None], Objective], count: int
+) -> tuple[Objective | None, Tensor]:
+    """The objective of those examples that can be solved, and which they are.
+
+    Arguments:
+        attempt: Objective of the examples at some positions, with a stepping.
+        count: Number of examples.
+    """
+    kept, stepping = torch.arange(count), None
+    while len(kept):
+        try:
+            return attempt(kept, stepping), kept
+        except SolveError as error:
+            done = error.solution.done.cpu()
+            # under shared steps one example fails all: solve each on its own to see which
+            if done.ndim:
+                kept = kept[done]
+            stepping = "individual"
+    return None, kept
+
+
+class FlowModule(LightningModule):
+    """A model in training.
+
+    Arguments:
+        config: The run.
+        model: The model.
+        data: The examples.
+        folder: Where the run's checkpoints are, for roll-backs.
+    """
+
+    def __init__(self, config: Config, model: InfoCNF, data: Dataset, folder: Path) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config, self.model, self.folder = config, model, folder
+        decay = config.training.ema
+        self.average = AveragedModel(model, multi_avg_fn=averaging(decay)) if decay else None
+        if self.average is not None:
+            self.average.requires_grad_(False)
+        self.preparation = data.preparation
+        self.examples = {part: data.examples(part) for part in ("train", "validation")}
+        self.order = Order(
+            len(self.examples["train"][0]), config.training.batch_size, config.training.seed
+        )
+        self.names = self.account_names()
+
+        self.epoch, self.validation = Account(), Account()
+        self.latest: dict[str, float] = {}  # of the last step
+        self.halvings = self.streak = self.skipped = 0
+        self.votes = {"stop": False, "save": False}  # of this process; `decided` is of all
+        self.decided = dict.fromkeys(self.votes, False)
+        self.waited = 0.0
+
+    def account_names(self) -> list[str]:
+        """What is added up over processes."""
+        fixed = (
+            "examples loss bits_per_dim cross_entropy forward backward rejected failed stop save"
+        )
+        kinds = [
+            isinstance(self.model.factors[name], Categorical) for name in self.model.code.heads
+        ]
+        errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))
+        blocks = range(len(self.model.flow.blocks))
+        return [*fixed.split(), *errors, *(f"tolerance_{block}" for block in blocks)]
+
+    @property
+    def evaluated(self) -> InfoCNF:
+        """The model as it is evaluated and kept: averaged, where that was asked for."""
+        return self.model if self.average is None else cast("InfoCNF", self.average.module)
+
+    @property
+    def blocks(self) -> Sequence[ContinuousBlock]:
+        """The continuous blocks in training."""
+        return self.model.flow.blocks
+
+    # ------------------------------------------------------------------ what Lightning asks for
+
+    def train_dataloader(self) -> Steps:
+        """The steps of an epoch."""
+        return Steps(self.order.steps)
+
+    def val_dataloader(self) -> Steps:
+        """The batches of a validation."""
+        return Steps(len(self.validation_pieces()))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, with a rate of its own for the weights of a tolerance policy."""
+        policy = list(self.model.policy.parameters())
+        known = {id(parameter) for parameter in policy}
+        flow = [p for p in self.model.parameters() if id(p) not in known]
+        training = self.config.training
+        groups = [{"params": flow, "base": training.learning_rate}]
+        if policy:
+            groups.append({"params": policy, "base": training.policy_learning_rate})
+        return torch.optim.AdamW(groups, lr=0.0, weight_decay=training.weight_decay)
+
+    def training_step(self, batch: object, batch_idx: int) -> None:
+        """One step; the batch is that of this epoch and number."""
+        started = perf_counter()
+        number = self.current_epoch * self.order.steps + batch_idx
+        total = self.config.training.epochs * self.order.steps
+        self.model.policy.begin_step(number / total)
+        # what a policy draws; all other noise belongs to the examples
+        torch.manual_seed(
+            int(combine_seeds(self.config.training.seed, number, self.global_rank)) % 2**63
+        )
+        indices = self.order.batch(
+            self.current_epoch, batch_idx, self.global_rank, self.trainer.world_size
+        )
+
+        self.optimizer.zero_grad()
+        sums = Account()
+        for piece in pieces(len(indices), self.config.training.micro_batch or self.order.examples):
+            sums.add(self.learn(indices[piece]))
+        sums.add({name: float(vote) for name, vote in self.votes.items()})
+        self.reduce(sums)
+        self.decided = {name: sums.sums.pop(name) > 0 for name in self.votes}
+        self.improve(number, sums)
+
+        self.epoch.add({**sums.sums, "seconds": perf_counter() - started})
+        self.check_failures()
+
+    def validation_step(self, batch: object, batch_idx: int) -> None:
+        """Figures of one batch of the validation part."""
+        piece = self.validation_pieces()[batch_idx]
+        x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
+        model = self.evaluated.eval()
+
+        def attempt(kept: Tensor, stepping: str | None) -> Objective:
+            return self.objective(
+                model,
+                self.preparation(x[kept], self.model_dtype),
+                {name: y[kept] for name, y in labels.items()},
+                tolerance=self.config.evaluation.tolerance,
+            )
+
+        objective, kept = solvable(attempt, len(x))
+        self.validation.add({"failed": float(len(x) - len(kept))})
+        if objective is not None:
+            mine = {name: y[kept] for name, y in labels.items()}
+            self.validation.add(account_of(model, objective, mine))
+
+    def on_validation_epoch_start(self) -> None:
+        """Count anew."""
+        self.validation = Account()
+
+    def on_validation_epoch_end(self) -> None:
+        """Add up over processes."""
+        self.reduce(self.validation, gradients=False)
+
+    # ------------------------------------------------------------------------------- the step
+
+    def learn(self, indices: Tensor) -> dict[str, float]:
+        """Add the gradients of some training examples, and return their figures."""
+        x, labels = self.take("train", indices)
+        seeds = combine_seeds(self.config.training.seed, self.current_epoch, indices)
+        seeds = seeds.to(self.device)
+
+        def attempt(kept: Tensor, stepping: str | None) -> Objective:
+            return self.objective(
+                self.model,
+                self.preparation(x[kept], self.model_dtype, seeds[kept]),
+                {name: y[kept] for name, y in labels.items()},
+                seeds=seeds[kept],
+                stepping=stepping,
+                kinetic=self.config.objective.kinetic,
+                jacobian=self.config.objective.jacobian,
+            )
+
+        objective, kept = solvable(attempt, len(x))
+        failed = {"failed": float(len(x) - len(kept))}
+        if objective is None:
+            return failed
+        objective.losses.sum().backward()
+        mine = {name: y[kept] for name, y in labels.items()}
+        return {**failed, **account_of(self.model, objective, mine)}
+
+    def objective(
+        self,
+        model: InfoCNF,
+        x: Tensor,
+        labels: dict[str, Tensor],
+        **options: Any,  # noqa: ANN401
+    ) -> Objective:
+        """The objective of prepared examples, their likelihood in units of the data."""
+        return likelihood_objective(
+            model,
+            x,
+            labels or None,
+            beta=self.config.objective.beta,
+            levels=self.preparation.levels,
+            log_scale=self.preparation.log_scale,
+            **options,
+        )
+
+    def improve(self, number: int, sums: Account) -> None:
+        """Take the step, unless it is no good."""
+        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        norm = math.nan
+        if sums.examples:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= sums.examples
+            largest = self.config.training.clip or math.inf
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
+        if not (math.isfinite(norm) and math.isfinite(sums.mean("loss") or 0.0)):
+            sums.sums = {"failed": sums.sums.get("failed", 0.0)}
+            self.give_up_step(number)
+            return
+
+        factor = rate_factor(self.config.training, number, self.order.steps) * 0.5**self.halvings
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * factor
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self.streak = 0
+        figures = {name: value for name, value in sums.means().items() if value is not None}
+        self.model.policy.end_step(figures)
+        self.latest = {**figures, "gradient_norm": norm, "rate": factor}
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser, through which Lightning counts the steps."""
+        return cast("torch.optim.Optimizer", self.optimizers())
+
+    def give_up_step(self, number: int) -> None:
+        """Leave the weights as they are; after several times go back to the last checkpoint."""
+        self.skipped += 1
+        self.streak += 1
+        log.warning("step %d skipped: its loss or gradient is not finite", number)
+        if self.streak < self.config.training.patience:
+            return
+        if self.halvings >= LARGEST_HALVINGS:
+            raise WorkError(
+                f"training keeps diverging after {self.halvings} roll-backs: "
+                "lower training.learning_rate or set training.clip"
+            )
+        halvings = self.halvings + 1
+        saved = checkpoints.read(checkpoints.latest(self.folder))
+        self.load_state_dict(saved["state_dict"])
+        cast("Any", self.optimizer).optimizer.load_state_dict(saved["optimizer_states"][0])
+        self.restore(saved["infocnf"]["blocks"])
+        self.halvings, self.streak = halvings, 0
+        log.warning(
+            "rolled back to the weights of step %d; the learning rate is halved (now %g of the "
+            "schedule's)",
+            saved["global_step"],
+            0.5**halvings,
+        )
+
+    def check_failures(self) -> None:
+        """Stop where too many examples of an epoch could not be solved."""
+        failed = self.epoch.sums.get("failed", 0.0)
+        if failed > max(LARGEST_FAILED * self.order.examples, 1.0):
+            raise WorkError(
+                f"{failed:.0f} of {self.order.examples} examples could not be solved in epoch "
+                f"{self.current_epoch}: loosen tolerance, raise model.max_steps, lower "
+                "training.learning_rate, or set objective.kinetic"
+            )
+
+    # ------------------------------------------------------------------------ data and processes
+
+    def take(self, part: str, indices: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Examples as read, and their labels."""
+        x, labels = self.examples[part]
+        return x[indices].to(self.device), {
+            k: y[indices].to(self.device) for k, y in labels.items()
+        }
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.model.flow.parameters()).dtype
+
+    def validation_pieces(self) -> list[slice]:
+        """The share of this process in the validation part, in batches."""
+        rank, world = (
+            (self.global_rank, self.trainer.world_size) if self._trainer is not None else (0, 1)
+        )
+        total = len(self.examples["validation"][0])
+        mine = slice(total * rank // world, total * (rank + 1) // world)
+        batches = pieces(mine.stop - mine.start, self.config.evaluation.batch_size)
+        return [slice(mine.start + b.start, mine.start + b.stop) for b in batches]
+
+    def reduce(self, sums: Account, gradients: bool = True) -> None:
+        """Add figures, and gradients, up over all processes."""
+        if self.trainer.world_size == 1:
+            return
+        started = perf_counter()
+        vector = torch.tensor([sums.sums.get(name, 0.0) for name in self.names]).double()
+        vector = self.trainer.strategy.reduce(vector.to(self.device), reduce_op="sum")
+        self.waited += perf_counter() - started
+        sums.sums = dict(zip(self.names, vector.tolist(), strict=True))
+        if not gradients:
+            return
+        for group in self.optimizer.param_groups:
+            flat = torch.cat([gradient_of(p).flatten() for p in group["params"]])
+            flat = self.trainer.strategy.reduce(flat, reduce_op="sum")
+            for parameter, part in zip(
+                group["params"], flat.split([p.numel() for p in group["params"]]), strict=True
+            ):
+                parameter.grad = part.view_as(parameter)
+
+    # ----------------------------------------------------------------------------- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What is not in weights and optimiser."""
+        checkpoint["infocnf"] = {
+            "blocks": [block.first_step for block in self.blocks],
+            "epoch": dict(self.epoch.sums),
+            "halvings": self.halvings,
+            "streak": self.streak,
+            "skipped": self.skipped,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Undo :meth:`on_save_checkpoint`."""
+        saved = checkpoint["infocnf"]
+        self.restore(saved["blocks"])
+        self.epoch = Account(dict(saved["epoch"]))
+        self.halvings, self.streak = saved["halvings"], saved["streak"]
+        self.skipped = saved["skipped"]
+
+    def restore(self, first_steps: list[float | None]) -> None:
+        """The steps with which the blocks' next solves begin."""
+        for block, step in zip(self.blocks, first_steps, strict=True):
+            block.first_step = step
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """The gradient, zero where none arrived."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def averaging(decay: float) -> Callable[[Any, Any, Any], None]:
+    """Exponential moving average whose memory grows to that of ``decay`` over the first steps."""
+
+    @torch.no_grad()
+    def update(averaged: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
+        keep = min(decay, (1.0 + float(count)) / (10.0 + float(count)))
+        torch._foreach_lerp_(averaged, current, 1.0 - keep)
+
+    return update

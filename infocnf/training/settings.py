@@ -1,0 +1,142 @@
+"""Configurations from presets, files and ``key=value`` settings, with errors that help."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from infocnf.errors import InputError
+from infocnf.training.config import Config
+
+__all__ = ["apply_settings", "keys", "parse_config", "presets", "read_config", "to_toml"]
+
+PRESETS = files("infocnf.training") / "presets"
+
+
+def presets() -> dict[str, str]:
+    """Names of the presets, and the first line of each: what it is."""
+    found = sorted((path.name, path) for path in PRESETS.iterdir() if path.name.endswith(".toml"))
+    return {
+        name.removesuffix(".toml"): path.read_text().splitlines()[0].lstrip("# ")
+        for name, path in found
+    }
+
+
+def read_tables(source: str) -> dict[str, Any]:
+    """The tables of a preset or a file, over those of its ``base``."""
+    if source.endswith(".toml"):
+        try:
+            text = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"configuration {source} cannot be read ({error})") from None
+    elif source in presets():
+        text = (PRESETS / f"{source}.toml").read_text()
+    else:
+        raise InputError(f"no preset is called {source!r}: {suggest(source, presets())}")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"configuration {source} is not TOML: {error}") from None
+    base = tables.pop("base", None)
+    return tables if base is None else merge(read_tables(base), tables)
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables with others laid over them; a tolerance policy is replaced as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both and key != "tolerance" else value
+    return merged
+
+
+def read_config(source: str, settings: Iterable[str] = ()) -> Config:
+    """The configuration of a preset or a ``.toml`` file, with settings ``key=value`` applied."""
+    return parse_config(apply_settings(read_tables(source), settings), source)
+
+
+def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Tables with ``key=value`` settings laid over them."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals:
+            raise InputError(f"--set needs key=value, got {setting!r}")
+        known = [*keys(Config), "tolerance"]
+        if key not in known and not key.startswith("tolerance."):
+            raise InputError(f"no setting is called {key!r}: {suggest(key, known)}")
+        value: Any = value_of(text.strip())
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        if key.startswith("tolerance.") and not isinstance(tables.get("tolerance"), dict):
+            tables = {**tables, "tolerance": {}}
+        if key.startswith("tolerance.") and key != "tolerance.name":
+            value = {"tolerance": merge(tables["tolerance"], value["tolerance"])}
+        tables = merge(tables, value)
+    return tables
+
+
+def value_of(text: str) -> object:
+    """A TOML value, or the text itself where it is none; ``none`` for nothing."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_config(tables: dict[str, Any], source: str) -> Config:
+    """A checked configuration, or an error of one line about the first thing that is wrong."""
+    try:
+        return Config.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # pydantic names the member of a union it tried last: not part of the user's key
+        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function"))
+        if first["type"] == "extra_forbidden":
+            message = f"no setting is called {key!r}: {suggest(key, keys(Config))}"
+        else:
+            reason = first["msg"].removeprefix("Value error, ")
+            value = "" if ", got " in reason else f", got {first['input']!r}"
+            message = f"{key}: {reason[0].lower()}{reason[1:]}{value}"
+        raise InputError(f"{message} (in {source})") from None
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All settings by their dotted names."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, or all of them."""
+    known = list(known)
+    near = get_close_matches(name, known, 1) or [
+        key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]
+    ]
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+
+
+def to_toml(config: Config) -> str:
+    """The configuration in full."""
+    import tomli_w
+
+    return tomli_w.dumps(without_none(config.model_dump()))
+
+
+def without_none(value: Any) -> Any:  # noqa: ANN401
+    """Tables without the keys that have no value, which TOML cannot write."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return value
