@@ -67,14 +67,13 @@ class Journal(Callback):
 def row_of(trainer: Trainer, module: FlowModule) -> Row:
     """The figures of an epoch, by the names of the run directory's format."""
     train, validation = module.epoch, module.validation
-    validated = (trainer.current_epoch + 1) % module.config.training.validate_every == 0
     row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
     for name in ("loss", "bits_per_dim", "error_percent"):
         row[f"train_{name}"] = train.mean(name)
-        row[f"validation_{name}"] = validation.mean(name) if validated else None
+        row[f"validation_{name}"] = validation.mean(name)
     row["nfe_forward"], row["nfe_backward"] = train.mean("forward"), train.mean("backward")
     row["steps_rejected"] = train.mean("rejected")
-    row["validation_nfe_forward"] = validation.mean("forward") if validated else None
+    row["validation_nfe_forward"] = validation.mean("forward")
     for block in range(len(module.blocks)):
         row[f"tolerance_{block}"] = train.mean(f"tolerance_{block}")
     row["samples_failed"] = int(train.sums.get("failed", 0.0))
@@ -174,7 +173,7 @@ class Keeper(Callback):
         """Save, and stop where any process wanted it."""
         assert isinstance(pl_module, FlowModule)
         final = trainer.current_epoch + 1 == pl_module.config.training.epochs
-        if final and (self.best is None or pl_module.config.training.select == "last"):
+        if final and pl_module.config.training.select == "last":
             self.keep(trainer, pl_module)
         self.save(trainer)
         if self.improved and trainer.is_global_zero:

@@ -112,6 +112,12 @@ class FlowModule(LightningModule):
         return self.model if self.average is None else cast("InfoCNF", self.average.module)
 
     @property
+    def validates(self) -> bool:
+        """Whether this epoch ends with a validation: every so many do, and the last one."""
+        training, epoch = self.config.training, self.current_epoch + 1
+        return epoch % training.validate_every == 0 or epoch == training.epochs
+
+    @property
     def blocks(self) -> Sequence[ContinuousBlock]:
         """The continuous blocks in training."""
         return self.model.flow.blocks
@@ -165,6 +171,8 @@ class FlowModule(LightningModule):
 
     def validation_step(self, batch: object, batch_idx: int) -> None:
         """Figures of one batch of the validation part."""
+        if not self.validates:
+            return
         piece = self.validation_pieces()[batch_idx]
         x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
         model = self.evaluated.eval()

@@ -258,7 +258,6 @@ def fit(
             num_nodes=config.trainer.nodes,
             strategy=SummedGradients() if world > 1 else "auto",
             max_epochs=config.training.epochs,
-            check_val_every_n_epoch=config.training.validate_every,
             num_sanity_val_steps=0,
             callbacks=[*callbacks, Journal(run.folder / "metrics.csv"), Keeper(run.folder)],
             logger=TensorBoardLogger(run.folder, name="", version=""),

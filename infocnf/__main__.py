@@ -1,0 +1,6 @@
+"""``python -m infocnf`` is the command ``infocnf``."""
+
+from infocnf.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""All commands, and how errors reach a person: one line that names the value and the remedy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from infocnf.cli.data import data
+from infocnf.cli.evaluate import evaluate
+from infocnf.cli.predict import predict
+from infocnf.cli.report import report
+from infocnf.cli.sample import sample
+from infocnf.cli.train import train
+from infocnf.errors import InputError, StoppedError, WorkError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    help="Conditional continuous normalizing flows: one model that classifies, gives an exact "
+    "likelihood, draws samples of a chosen class and scores anomalies.",
+    epilog="First steps: 'infocnf train', then 'infocnf evaluate runs/digits', "
+    "'infocnf sample runs/digits', 'infocnf report runs/digits'.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (train, evaluate, sample, predict, report):
+    app.command()(command)
+app.add_typer(data, name="data")
+
+# typer carries its own copy of click: its base of usage errors is an ancestor of a public class
+ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options of all commands."""
+    if version:
+        from infocnf import __version__
+
+        print(f"infocnf {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; the exit code."""
+    debug = "--debug" in arguments
+    rest = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return int(app(rest, prog_name="infocnf", standalone_mode=False) or 0)
+    except Exception as error:
+        code = exit_code(error)
+        if debug:
+            raise
+        if is_follower() and isinstance(error, StoppedError):
+            return 0  # Lightning would take another code for a crash
+        if not (is_follower() or str(error) == ""):
+            print(f"infocnf: {one_line(error)}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: Exception) -> int:
+    """2 for what the user can mend, 1 for work that failed."""
+    if isinstance(error, ClickError):
+        return int(getattr(error, "exit_code", 2))
+    return 2 if isinstance(error, InputError) else 1
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = getattr(error, "format_message", lambda: str(error))()
+    line = " ".join(text.split())
+    if (
+        isinstance(error, (InputError, WorkError, ClickError))
+        or type(error).__name__ == "SolveError"
+    ):
+        return line
+    return f"{type(error).__name__}: {line} (--debug shows where)"
+
+
+def is_follower() -> bool:
+    """Whether another process of this run speaks to the user."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) > 0

@@ -1,0 +1,41 @@
+"""``infocnf data``: which data sets there are, and getting them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["data"]
+
+data = typer.Typer(
+    help="List the data sets, and fetch those that are not in the package.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@data.command("list")
+def show() -> None:
+    """List the data sets and whether they are here."""
+    from infocnf.data.catalogue import CATALOGUE, is_ready
+
+    for name, entry in CATALOGUE.items():
+        state = "ready" if is_ready(name) else f"infocnf data fetch {name}"
+        note = f" ({entry.note})" if entry.note else ""
+        print(f"{name:<16} {entry.title}{note}: {state}")
+    print(
+        "your own         infocnf train --data PATH: a folder of class folders, .npz, .csv, .parquet"
+    )
+
+
+@data.command()
+def fetch(name: Annotated[str, typer.Argument(help="Name of the data set.")]) -> None:
+    """Download a data set into the cache ($INFOCNF_DATA, or the user's); broken off, it resumes."""
+    from infocnf.data.catalogue import entry_of, fetch_entry
+
+    if entry_of(name).make is not None:
+        print(f"{name} needs no download")
+        return
+    for path in fetch_entry(name, progress=True):
+        print(path)

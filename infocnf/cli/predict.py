@@ -1,0 +1,81 @@
+"""``infocnf predict``: labels and likelihoods of new examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infocnf.errors import InputError
+
+__all__ = ["predict"]
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="Image, folder of images, .npz, .csv or .parquet."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Table to write; printed otherwise.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Tolerance of the solver.")] = 1e-5,
+    batch_size: Annotated[
+        int, typer.Option(help="Examples solved at a time; changes no result.")
+    ] = 500,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
+) -> None:
+    """Predict labels of new images or rows: class, probabilities, log-likelihood and NFE, as CSV.
+
+    The log-likelihood is log p(x) in nats, averaged over the labels. Images of 256 grey levels are
+    brought to those of the model.
+    """
+    if out is not None and out.exists() and not overwrite:
+        raise InputError(f"{out} exists: replace it with --overwrite, or choose another name")
+    if not 0 < tolerance < 1:
+        raise InputError(f"--tolerance must lie between 0 and 1, got {tolerance:g}")
+    if batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, got {batch_size}")
+
+    import torch
+
+    from infocnf import evaluation
+    from infocnf.cli.progress import console, counting
+    from infocnf.data.inputs import read_inputs
+    from infocnf.files import write
+    from infocnf.training import Run
+
+    opened = Run.open(run)
+    names, x = read_inputs(source, opened.facts)
+    model = opened.model()
+    with counting("predicting", len(x)) as progress:
+        found = evaluation.predict(
+            model,
+            opened.preparation,
+            torch.from_numpy(x),
+            opened.facts["classes"],
+            tolerance=tolerance,
+            batch_size=batch_size,
+            progress=progress,
+        )
+    text = as_csv({"example": list(names), **found.columns})
+    if out is None:
+        print(text, end="")
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, text.encode())
+    console.print(f"written: {out} ({len(x):,} rows)")
+
+
+def as_csv(columns: dict[str, list[object]]) -> str:
+    """Columns as a table."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        table.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
+    return text.getvalue()

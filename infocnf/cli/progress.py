@@ -1,0 +1,154 @@
+"""What a person sees while a model trains or is evaluated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from infocnf.cli.app import is_follower
+from infocnf.errors import StoppedError
+from infocnf.objectives.likelihood import weight_in_nats
+from infocnf.training.module import FlowModule
+
+__all__ = ["Display", "announce", "counting"]
+
+console = Console(highlight=False, soft_wrap=True)
+QUIET_SECONDS = 20.0  # between lines where there is no terminal
+
+
+@contextmanager
+def announce(folder: Path) -> Iterator[None]:
+    """Show the library's warnings; say at the end where everything is, or how to go on."""
+    log = logging.getLogger("infocnf")
+    if not log.handlers and not is_follower():
+        log.addHandler(RichHandler(console=console, show_time=False, show_path=False))
+    elif is_follower():
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
+    try:
+        yield
+    except StoppedError as error:
+        raise StoppedError(
+            f"{error}, and saved; continue with 'infocnf train --resume --out {folder}'"
+        ) from None
+    if not is_follower():
+        console.print(f"trained: {folder}; next: infocnf evaluate {folder}")
+
+
+class Display(Callback):
+    """A progress bar with the figures of the last steps, or a line now and then where there is no
+    terminal.
+    """
+
+    def __init__(self) -> None:
+        self.bars: Progress | None = None
+        self.told = 0.0
+        self.begun = monotonic()
+        self.first = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what is about to happen."""
+        assert isinstance(pl_module, FlowModule)
+        if not trainer.is_global_zero:
+            return
+        console.print(introduction(pl_module))
+        total = pl_module.config.training.epochs * pl_module.order.steps
+        done = trainer.current_epoch * pl_module.order.steps + trainer.fit_loop.batch_idx + 1
+        self.begun, self.first = monotonic(), max(done, 0) if trainer.global_step else 0
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.bars = Progress(*columns, TimeRemainingColumn(), console=console)
+            self.bars.start()
+            self.task = self.bars.add_task("training", total=total, completed=self.first)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,
+    ) -> None:
+        """Show the figures of this step."""
+        assert isinstance(pl_module, FlowModule)
+        if not trainer.is_global_zero:
+            return
+        steps, epochs = pl_module.order.steps, pl_module.config.training.epochs
+        done = trainer.current_epoch * steps + batch_idx + 1
+        text = f"epoch {trainer.current_epoch + 1}/{epochs}  {figures(pl_module.latest)}"
+        if self.bars is not None:
+            self.bars.update(self.task, description=text, completed=done)
+        elif monotonic() - self.told > QUIET_SECONDS or done == epochs * steps:
+            left = (monotonic() - self.begun) / max(done - self.first, 1) * (epochs * steps - done)
+            console.print(f"{text}  {duration(left)} left")
+            self.told = monotonic()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the bar as it is."""
+        if self.bars is not None:
+            self.bars.stop()
+            self.bars = None
+
+
+def introduction(module: FlowModule) -> str:
+    """The run in a few lines."""
+    model, config = module.model, module.config
+    sizes = {part: len(x) for part, (x, _) in module.examples.items()}
+    parameters = sum(p.numel() for p in model.parameters())
+    lines = [
+        f"{sizes['train']:,} examples of {'x'.join(map(str, model.shape))} to train on, "
+        f"{sizes['validation']:,} to validate; {parameters:,} parameters in "
+        f"{len(model.flow.blocks)} continuous blocks",
+    ]
+    if model.code.heads:
+        weight = weight_in_nats(config.objective.beta, model.dimensions)
+        lines.append(
+            f"objective: bits/dim + {config.objective.beta:g} cross-entropy "
+            f"(likelihood in nats: + {weight:.0f} cross-entropy)"
+        )
+    return "\n".join(lines)
+
+
+def figures(latest: dict[str, float]) -> str:
+    """The figures of a step."""
+    parts = []
+    if "bits_per_dim" in latest:
+        parts.append(f"bits/dim {latest['bits_per_dim']:.3f}")
+    if "error_percent" in latest:
+        parts.append(f"error {latest['error_percent']:.1f}%")
+    if "forward" in latest:
+        parts.append(f"NFE {latest['forward'] + latest['backward']:.0f}")
+    tolerances = [value for name, value in latest.items() if name.startswith("tolerance_")]
+    if tolerances:
+        low, high = min(tolerances), max(tolerances)
+        parts.append(f"tol {low:.0e}" if high < 1.01 * low else f"tol {low:.0e}-{high:.0e}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Time in words.
+
+    >>> duration(61), duration(7200)
+    ('1 min', '2.0 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def counting(text: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over a number of examples."""
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(text, total=total)
+        yield lambda count: bars.advance(task, count)

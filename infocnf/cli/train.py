@@ -1,0 +1,105 @@
+"""``infocnf train``: from data to a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infocnf.errors import InputError
+
+__all__ = ["train"]
+
+EXAMPLES = """\b
+Examples:
+  infocnf train                                   the digits, a few minutes
+  infocnf train digits --set training.epochs=5    any setting of --show
+  infocnf train --data flowers/                   a folder with a sub-folder of images per class
+  infocnf train --data iris.csv --set data.label=species
+  infocnf train mnist --data-dir ~/mnist
+  infocnf train --out runs/digits --resume        after Ctrl-C or a crash
+"""
+
+
+def train(
+    preset: Annotated[
+        str | None,
+        typer.Argument(
+            help="digits, digits-ccnf, digits-cnf, mnist, fashion_mnist, cifar10-small-batch, "
+            "cifar10-large-batch, cifar10-2x, density-1d, or a file.toml.  [default: digits]",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; --show lists them all."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory.  [default: runs/PRESET]", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own data: folder of class folders, .npz, .csv or .parquet."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the files of the preset's data set.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that is in --out.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the resolved configuration and exit.")
+    ] = False,
+) -> None:
+    """Train a model. It can be stopped (Ctrl-C) and resumed at any time, to the same weights."""
+    from infocnf.training.settings import read_config, to_toml
+
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite contradict each other: choose one")
+    given = list(settings or [])
+    if data is not None:
+        given.insert(0, f"data.path={as_toml(data)}")
+    if data_dir is not None:
+        given.insert(0, f"data.directory={as_toml(data_dir)}")
+    source = preset or "digits"
+    folder = out or Path("runs") / (data.stem if data is not None else Path(source).stem)
+    if show:
+        print(to_toml(read_config(source, given)), end="")
+        return
+    if resume:
+        if preset is not None and out is not None:
+            raise InputError("--resume continues what is in --out: leave out the preset")
+        go_on(folder, given)
+    else:
+        start(source, given, folder, overwrite)
+
+
+def as_toml(path: Path) -> str:
+    """A path as a TOML string."""
+    import json
+
+    return json.dumps(str(path.expanduser().absolute()))
+
+
+def start(source: str, settings: list[str], folder: Path, overwrite: bool) -> None:
+    """Train from the beginning."""
+    from infocnf.cli.progress import Display, announce
+    from infocnf.training import begin, read_config
+
+    config = read_config(source, settings)
+    with announce(folder):
+        begin(config, folder, overwrite=overwrite, callbacks=[Display()])
+
+
+def go_on(folder: Path, settings: list[str]) -> None:
+    """Continue a run."""
+    from infocnf.cli.progress import Display, announce
+    from infocnf.training import resume
+
+    with announce(folder):
+        resume(folder, settings, callbacks=[Display()])
+
+
+train.__doc__ = f"{train.__doc__}\n\n{EXAMPLES}"

@@ -1,0 +1,47 @@
+r"""The numerical error of a likelihood: how much it changes when it is solved ten times tighter,
+
+.. math:: \Delta(x) = \big| \log p_{\tau}(x) - \log p_{\tau / 10}(x) \big| ,
+
+with the same probes, so that nothing but the solver differs. (It does not see the noise of
+Hutchinson's estimate, which the standard error of an average does.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from infocnf.tolerances.policies import Choice, Policy
+
+__all__ = ["LARGEST_ERROR", "Tighter"]
+
+LARGEST_ERROR = 1e-3  # bits per dimension up to which a likelihood is reported without a warning
+
+
+class Tighter(Policy):
+    """Another policy's tolerances, ten times tighter.
+
+    Arguments:
+        policy: The other policy.
+        factor: How much tighter.
+
+    >>> from infocnf.tolerances import Fixed
+    >>> f"{Tighter(Fixed(1e-5))(block=0, features=None).tolerance:.0e}"
+    '1e-06'
+    """
+
+    def __init__(self, policy: Policy, factor: float = 0.1) -> None:
+        super().__init__()
+        self.policy, self.factor = policy, factor
+
+    def forward(self, block: int, features: Tensor) -> Choice:
+        choice = self.policy(block, features)
+        return replace(choice, tolerance=choice.tolerance * self.factor)
+
+    def check(self, blocks: int) -> None:
+        self.policy.check(blocks)
+
+    def config(self) -> dict[str, Any]:
+        raise ValueError("a certificate's policy belongs to one evaluation and is not saved")

@@ -1,0 +1,83 @@
+"""Labels and likelihoods of new examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from infocnf.data import Preparation
+from infocnf.evaluation.density import score
+from infocnf.models import Categorical, InfoCNF
+from infocnf.tolerances import Fixed
+
+__all__ = ["Predictions", "predict"]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Columns of a table with a row per example, in order."""
+
+    columns: dict[str, list[object]]
+
+
+def predict(
+    model: InfoCNF,
+    preparation: Preparation,
+    x: Tensor,
+    classes: Mapping[str, Sequence[str]],
+    *,
+    tolerance: float = 1e-5,
+    batch_size: int = 500,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Predictions:
+    """Answers of the model to new examples.
+
+    Arguments:
+        model: The model, in evaluation mode.
+        preparation: How examples become what the model reads.
+        x: Examples as read.
+        classes: Names of the classes of each categorical factor.
+        tolerance: Tolerance of the solves.
+        batch_size: Examples solved at a time.
+        progress: Told of the number of examples after each batch.
+    """
+    model.eval()
+    dtype = next(model.flow.parameters()).dtype
+    parts = []
+    for begin in range(0, len(x), batch_size):
+        raw = x[begin : begin + batch_size].to(model.device)
+        prepared = preparation(raw, dtype)
+        parts.append(score(model, prepared, {}, Fixed(tolerance), preparation.log_scale))
+        progress(len(raw))
+
+    columns: dict[str, list[object]] = {}
+    for name in model.code.heads:
+        answer = torch.cat([part.answers[name] for part in parts])
+        columns.update(answer_columns(model, name, answer, classes.get(name, ())))
+    columns["log_likelihood"] = torch.cat([part.marginal for part in parts]).tolist()
+    columns["nfe"] = torch.cat([part.evaluations.sum(1) for part in parts]).tolist()
+    return Predictions(columns)
+
+
+def answer_columns(
+    model: InfoCNF, name: str, answer: Tensor, names: Sequence[str]
+) -> dict[str, list[object]]:
+    """The answer for one factor: a class with its probability and those of the others, or a number
+    with its standard deviation.
+    """
+    factor = model.factors[name]
+    if not isinstance(factor, Categorical):
+        normal = factor.distribution(answer)
+        return {name: normal.mean.tolist(), f"{name}_sd": normal.stddev.tolist()}
+    probabilities = factor.distribution(answer)
+    labels = list(names) or [str(i) for i in range(factor.classes)]
+    columns: dict[str, list[object]] = {
+        name: [labels[i] for i in factor.read(answer).tolist()],
+        f"{name}_probability": probabilities.amax(1).tolist(),
+    }
+    for i, label in enumerate(labels):
+        columns[f"{name}={label}"] = probabilities[:, i].tolist()
+    return columns

@@ -1,0 +1,156 @@
+"""Figures of a run, as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from infocnf.reports.samples import Grid
+
+matplotlib.use("Agg")
+
+__all__ = ["confusion", "curves", "density", "grid", "scatter", "tolerances"]
+
+Rows = Sequence[Mapping[str, float | None]]
+GREY, BLUE, RED, GREEN = "#8a8f98", "#2563a8", "#c2452d", "#2f855a"
+
+
+def png(figure: Figure, dpi: int = 120) -> bytes:
+    """A figure as the bytes of a PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=dpi, format="png", facecolor="white")
+    return buffer.getvalue()
+
+
+def tidy(axes: Axes, title: str, x: str, y: str) -> None:
+    """Titles, and no more lines than needed."""
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def grid(images: Grid, size: float = 0.55) -> bytes:
+    """Images in rows and columns with their titles."""
+    rows, columns = images.images.shape[:2]
+    left = 0.16 * max((len(name) for name in images.rows), default=0)
+    top = 0.3 if images.columns else 0.0
+    width, height = left + columns * size, top + rows * size
+    figure = Figure(figsize=(width, height))
+    for i in range(rows):
+        for j in range(columns):
+            position = (
+                (left + j * size + 0.02) / width,
+                (height - top - (i + 1) * size + 0.02) / height,
+                (size - 0.04) / width,
+                (size - 0.04) / height,
+            )
+            axes = figure.add_axes(position)
+            show(axes, images.images[i, j])
+    for i, name in enumerate(images.rows):
+        y = (height - top - (i + 0.5) * size) / height
+        figure.text((left - 0.08) / width, y, name, ha="right", va="center", fontsize=10)
+    for j, name in enumerate(images.columns):
+        x = (left + (j + 0.5) * size) / width
+        figure.text(x, (height - top / 2) / height, name, ha="center", va="center", fontsize=8)
+    return png(figure, dpi=140)
+
+
+def show(axes: Axes, image: Tensor) -> None:
+    """One image ``(channels, height, width)`` without axes."""
+    pixels = image.permute(1, 2, 0).clamp(0, 1).cpu().numpy()
+    axes.imshow(pixels.squeeze(-1) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
+    axes.axis("off")
+
+
+def curves(rows: Rows) -> bytes:
+    """Error, bits per dimension and field evaluations over the epochs."""
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    likelihood, error, cost = figure.subplots(1, 3)
+    for part, colour in (("train", GREY), ("validation", BLUE)):
+        plot(likelihood, rows, f"{part}_bits_per_dim", part, colour)
+        plot(error, rows, f"{part}_error_percent", part, colour)
+    plot(cost, rows, "nfe_forward", "forward", GREEN)
+    plot(cost, rows, "nfe_backward", "backward", RED)
+    tidy(likelihood, "Likelihood", "epoch", "bits per dimension")
+    tidy(error, "Wrong labels", "epoch", "percent")
+    tidy(cost, "Field evaluations per step", "epoch", "evaluations, all blocks")
+    cost.set_ylim(bottom=0)
+    for axes in (likelihood, error, cost):
+        if axes.get_lines():
+            axes.legend(frameon=False, fontsize=9)
+        else:
+            axes.text(0.5, 0.5, "this model reads no label", ha="center", transform=axes.transAxes)
+    return png(figure)
+
+
+def plot(axes: Axes, rows: Rows, name: str, label: str, colour: str) -> None:
+    """One column over the epochs, where it has values."""
+    points = [(row["epoch"], row[name]) for row in rows if row.get(name) is not None]
+    if points:
+        epochs, values = zip(*points, strict=True)
+        axes.plot(epochs, values, color=colour, label=label, linewidth=1.8)
+
+
+def tolerances(rows: Rows) -> bytes:
+    """The tolerance of each block over the epochs."""
+    names = [name for name in rows[0] if name.startswith("tolerance_")]
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, len(names)))
+    for name, colour in zip(names, colours, strict=True):
+        plot(axes, rows, name, f"block {name.removeprefix('tolerance_')}", colour)
+    axes.set_yscale("log")
+    tidy(axes, "Tolerance of the solver in training", "epoch", "tolerance")
+    axes.legend(frameon=False, fontsize=8, ncols=1 + len(names) // 8)
+    return png(figure)
+
+
+def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
+    """Which class is taken for which, in numbers of examples."""
+    counts = np.array(matrix)
+    size = 1.6 + 0.42 * len(counts)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for i, j in zip(*np.nonzero(counts), strict=True):
+        colour = "white" if shares[i, j] > 0.5 else "black"
+        axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
+    ticks = range(len(classes))
+    long = max(map(len, classes)) > 3
+    axes.set_xticks(ticks, classes, rotation=60 if long else 0, ha="right" if long else "center")
+    axes.set_yticks(ticks, classes)
+    axes.set_xlabel("answer")
+    axes.set_ylabel("truth")
+    axes.set_title("Which class is taken for which", fontsize=11, loc="left")
+    return png(figure)
+
+
+def density(x: np.ndarray, values: np.ndarray, data: np.ndarray) -> bytes:
+    """A learned density on a line over a histogram of the data."""
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(data, bins=80, density=True, color="0.85", label="test data")
+    axes.plot(x, values, color=RED, linewidth=2, label="learned density")
+    tidy(axes, "The learned density", "x", "density")
+    axes.legend(frameon=False)
+    return png(figure)
+
+
+def scatter(samples: np.ndarray, data: np.ndarray, columns: Sequence[str]) -> bytes:
+    """Samples beside data, in the first two columns."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    pair: Any = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axes, points, title in zip(pair, (data, samples), ("Data", "Samples"), strict=True):
+        axes.plot(points[:, 0], points[:, 1], ".", color=BLUE, markersize=3, alpha=0.5)
+        tidy(axes, title, columns[0], columns[1])
+    return png(figure)

@@ -1,0 +1,221 @@
+"""The report of a run: one HTML file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infocnf.data import Dataset, Preparation
+from infocnf.errors import InputError
+from infocnf.evaluation.certificate import LARGEST_ERROR
+from infocnf.files import write
+from infocnf.models import InfoCNF
+from infocnf.reports import figures
+from infocnf.reports.samples import class_grid, counterfactual_grid, draw_samples, main_factor
+from infocnf.training import Run
+
+__all__ = ["read_metrics", "write_report"]
+
+SHOWN = (
+    "epoch",
+    "train_bits_per_dim",
+    "validation_bits_per_dim",
+    "train_error_percent",
+    "validation_error_percent",
+    "nfe_forward",
+    "nfe_backward",
+    "samples_failed",
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page: a title, what is to be seen, and pictures."""
+
+    title: str
+    text: str
+    pictures: Sequence[bytes]
+
+    @property
+    def images(self) -> list[str]:
+        """The pictures as text."""
+        return [base64.b64encode(picture).decode() for picture in self.pictures]
+
+
+def write_report(run: Run) -> Path:
+    """Write ``report.html`` into a run directory."""
+    from jinja2 import Environment, PackageLoader
+
+    rows, model, data = read_metrics(run), run.model(), run.data()
+    evaluation = read_evaluation(run)
+    parts = [*pictures_of(model, data, run.preparation), progress(rows)]
+    if evaluation:
+        parts += mistakes(evaluation, data)
+    environment = json.loads((run.folder / "environment.json").read_text())
+    page = Environment(loader=PackageLoader("infocnf.reports", "."), autoescape=True)
+    text = page.get_template("page.html.j2").render(
+        title=f"{kind(model)} on {data.name}",
+        summary=summary(model, data, len(rows)),
+        run=run.folder,
+        evaluation=evaluation,
+        figures=headline(evaluation) if evaluation else [],
+        warnings=warnings_of(evaluation) if evaluation else [],
+        sections=parts,
+        table={"names": SHOWN, "rows": [[cell(row.get(n)) for n in SHOWN] for row in rows[-8:]]},
+        config=(run.folder / "config.toml").read_text(),
+        facts=facts_of(run, environment),
+    )
+    path = run.folder / "report.html"
+    write(path, text.encode())
+    return path
+
+
+def kind(model: InfoCNF) -> str:
+    """The paper's name of a model."""
+    supervised, unsupervised = model.code.sizes
+    return "CNF" if not supervised else "CCNF" if not unsupervised else "InfoCNF"
+
+
+def summary(model: InfoCNF, data: Dataset, epochs: int) -> str:
+    """What the run is, in a sentence."""
+    parameters = sum(p.numel() for p in model.parameters())
+    sizes = {part: len(indices) for part, indices in data.parts.items()}
+    return (
+        f"{parameters:,} parameters in {len(model.flow.blocks)} continuous blocks, trained for "
+        f"{epochs} epochs on {sizes['train']:,} examples; {sizes['validation']:,} for validation, "
+        f"{sizes['test']:,} for the test."
+    )
+
+
+def read_metrics(run: Run) -> list[dict[str, float | None]]:
+    """The rows of ``metrics.csv``."""
+    try:
+        with (run.folder / "metrics.csv").open() as stream:
+            rows = list(csv.DictReader(stream))
+        if not rows:
+            raise ValueError("it has no rows")
+        return [{k: float(v) if v else None for k, v in row.items()} for row in rows]
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{run.folder / 'metrics.csv'} cannot be read ({error}): train for an epoch first"
+        ) from None
+
+
+def read_evaluation(run: Run) -> dict[str, Any] | None:
+    """``evaluation.json``, if the run was evaluated."""
+    path = run.folder / "evaluation.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The figures everyone looks for."""
+    found = [
+        ("test error", evaluation["error_percent"], "{:.2f} %"),
+        ("bits per dimension, labels given", evaluation["bits_per_dim"], "{:.3f}"),
+        ("bits per dimension, over all labels", evaluation["bits_per_dim_marginal"], "{:.3f}"),
+        ("numerical error, bits/dim", evaluation["numerical_error_bits_per_dim"], "{:.1e}"),
+        ("field evaluations per example", evaluation["nfe_forward"], "{:.0f}"),
+        ("calibration error", evaluation["calibration_error"], "{:.3f}"),
+    ]
+    return [{"name": n, "value": form.format(v)} for n, v, form in found if v is not None]
+
+
+def warnings_of(evaluation: Mapping[str, Any]) -> list[str]:
+    """What a reader must know about these figures."""
+    error = evaluation["numerical_error_bits_per_dim"]
+    if error <= LARGEST_ERROR:
+        return []
+    return [
+        f"The likelihood is not solved to {LARGEST_ERROR} bits per dimension: a ten times tighter "
+        f"solve changes it by {error:.1e} on average. Evaluate at a tighter tolerance."
+    ]
+
+
+def pictures_of(model: InfoCNF, data: Dataset, preparation: Preparation) -> list[Part]:
+    """What the model makes."""
+    name = main_factor(model)
+    classes = data.raw.classes.get(name, ()) if name else ()
+    if not preparation.is_images:
+        return plots_of_rows(model, data, preparation)
+    samples = draw_samples(model, preparation, 12 * len(classes) or 64)
+    text = "Drawn from the model, a row for each class." if classes else "Drawn from the model."
+    parts = [
+        Part("Samples", text, [figures.grid(class_grid(samples, classes, preparation.levels))])
+    ]
+    if classes and name:
+        raw, labels = data.examples("test")
+        firsts = [
+            int((labels[name] == i).nonzero()[0])
+            for i in range(len(classes))
+            if (labels[name] == i).any()
+        ]
+        chosen = counterfactual_grid(model, preparation, raw[firsts[:10]], data.raw.classes)
+        text = (
+            "Test examples (first column) and what they would be with each label: the part of "
+            "the code that does not know the label is kept."
+        )
+        parts.append(Part("The same, with another label", text, [figures.grid(chosen)]))
+    return parts
+
+
+def plots_of_rows(model: InfoCNF, data: Dataset, preparation: Preparation) -> list[Part]:
+    """Density or samples of rows."""
+    raw = data.raw.x[data.parts["test"]]
+    samples = draw_samples(model, preparation, 2000, tolerance=1e-4).double().cpu().numpy()
+    if raw.shape[1] > 1:
+        columns = data.raw.columns or tuple(f"feature {i}" for i in range(raw.shape[1]))
+        text = "Test data and samples of the model, in the first two columns."
+        return [Part("Samples", text, [figures.scatter(samples, raw[:2000], columns)])]
+    low, high = raw.min(), raw.max()
+    x = np.linspace(low - 0.2 * (high - low), high + 0.2 * (high - low), 600)
+    dtype = next(model.flow.parameters()).dtype
+    with torch.no_grad():
+        values = model.log_prob(preparation(torch.from_numpy(x[:, None]), dtype))
+    learned = (values.double() - preparation.log_scale).exp().cpu().numpy()
+    return [Part("Density", "Learned from the data.", [figures.density(x, learned, raw[:, 0])])]
+
+
+def progress(rows: list[dict[str, float | None]]) -> Part:
+    """How training went."""
+    text = "Training figures are those of each epoch's steps, at the tolerances of training."
+    return Part("Training", text, [figures.curves(rows), figures.tolerances(rows)])
+
+
+def mistakes(evaluation: Mapping[str, Any], data: Dataset) -> list[Part]:
+    """Which classes are mistaken for which."""
+    return [
+        Part(
+            f"Mistakes in {name}", "Numbers of test examples.", [figures.confusion(matrix, classes)]
+        )
+        for name, matrix in evaluation["confusion"].items()
+        if len(classes := data.raw.classes[name]) <= 40
+    ]
+
+
+def facts_of(run: Run, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where it ran and on what."""
+    facts = run.facts
+    return [
+        ("data", f"{facts['name']}, sha256 {facts['sha256'][:16]}..."),
+        ("begun", environment["begun"]),
+        ("command", " ".join(environment["command"])),
+        ("machine", environment["machine"]),
+        ("python", environment["python"]),
+        *sorted(environment["versions"].items()),
+    ]
+
+
+def cell(value: float | None) -> str:
+    """A number as short as it can be read."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,88 @@
+"""Samples, arranged for the eye."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from infocnf.data import Preparation
+from infocnf.models import Categorical, InfoCNF
+
+__all__ = ["Grid", "class_grid", "counterfactual_grid", "draw_samples", "main_factor"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Images ``(rows, columns, channels, height, width)`` in [0, 1] with titles."""
+
+    images: Tensor
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+def main_factor(model: InfoCNF) -> str | None:
+    """The first label that has classes, by which samples are arranged."""
+    names = [n for n in model.code.heads if isinstance(model.factors[n], Categorical)]
+    return names[0] if names else None
+
+
+def draw_samples(
+    model: InfoCNF,
+    preparation: Preparation,
+    count: int,
+    label: int | None = None,
+    *,
+    temperature: float = 1.0,
+    tolerance: float = 1e-5,
+    seed: int = 0,
+) -> Tensor:
+    """Samples in the units of the data, ``(count, ...)``: of one class, or of classes in turn."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    name = main_factor(model)
+    labels = None
+    if name is not None:
+        factor = model.factors[name]
+        assert isinstance(factor, Categorical)
+        turn = torch.arange(count) % factor.classes
+        labels = {name: turn if label is None else torch.full((count,), label)}
+    x = model.sample(count, labels, temperature, tolerance=tolerance, generator=generator)
+    return preparation.restore(x)
+
+
+def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:
+    """Samples of classes in turn, a row for each class; without classes, as near a square as can
+    be.
+    """
+    images = samples.double() / max(levels - 1, 1)
+    if classes:
+        columns = len(images) // len(classes)
+        kept = images[: columns * len(classes)]
+        rows = kept.unflatten(0, (columns, len(classes))).transpose(0, 1)
+        return Grid(rows, tuple(classes))
+    columns = max(1, round(len(images) ** 0.5))
+    rows = images[: len(images) // columns * columns]
+    return Grid(rows.unflatten(0, (-1, columns)))
+
+
+def counterfactual_grid(
+    model: InfoCNF,
+    preparation: Preparation,
+    raw: Tensor,
+    classes: Mapping[str, Sequence[str]],
+    tolerance: float = 1e-5,
+) -> Grid:
+    """Examples as they are (first column) and as they would be with every label: same z_u."""
+    name = main_factor(model)
+    assert name is not None
+    x = preparation(raw, next(model.flow.parameters()).dtype)
+    changed = [
+        model.counterfactual(x, {name: torch.full((len(x),), i)}, tolerance=tolerance)
+        for i in range(len(classes[name]))
+    ]
+    levels = max(preparation.levels - 1, 1)
+    columns = [raw, *(preparation.restore(images) for images in changed)]
+    images = torch.stack([column.double() for column in columns], 1) / levels
+    return Grid(images, columns=("given", *classes[name]))
