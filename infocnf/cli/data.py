@@ -10,7 +10,6 @@ __all__ = ["data"]
 
 data = typer.Typer(
     help="List the data sets, and fetch those that are not in the package.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 
@@ -24,9 +23,7 @@ def show() -> None:
         state = "ready" if is_ready(name) else f"infocnf data fetch {name}"
         note = f" ({entry.note})" if entry.note else ""
         print(f"{name:<16} {entry.title}{note}: {state}")
-    print(
-        "your own         infocnf train --data PATH: a folder of class folders, .npz, .csv, .parquet"
-    )
+    print(f"{'your own':<16} infocnf train --data PATH: class folders, .npz, .csv, .parquet")
 
 
 @data.command()

@@ -108,6 +108,8 @@ def tolerances(rows: Rows) -> bytes:
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, len(names)))
     for name, colour in zip(names, colours, strict=True):
         plot(axes, rows, name, f"block {name.removeprefix('tolerance_')}", colour)
+    found = [value for row in rows for name in names if (value := row[name]) is not None]
+    axes.set_ylim(min(found, default=1e-5) / 3.0, max(found, default=1e-5) * 3.0)
     axes.set_yscale("log")
     tidy(axes, "Tolerance of the solver in training", "epoch", "tolerance")
     axes.legend(frameon=False, fontsize=8, ncols=1 + len(names) // 8)

@@ -17,9 +17,10 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from infocnf.errors import InputError
 from infocnf.files import write
 
-__all__ = ["BEST", "LAST", "PREVIOUS", "SafeCheckpoints", "latest", "read"]
+__all__ = ["BEST", "LAST", "PREVIOUS", "SafeCheckpoints", "latest", "read", "set_aside"]
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+DAMAGED = "damaged.ckpt"
 log = logging.getLogger("infocnf")
 
 
@@ -67,6 +68,12 @@ def intact(path: Path) -> bool:
             return archive.testzip() is None
     except (OSError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError):
         return False
+
+
+def set_aside(folder: Path) -> None:
+    """Put a damaged last checkpoint where it will not take the place of the one before it."""
+    if (folder / LAST).exists() and not intact(folder / LAST):
+        (folder / LAST).replace(folder / DAMAGED)
 
 
 def latest(folder: Path) -> Path:

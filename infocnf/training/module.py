@@ -43,7 +43,8 @@ LARGEST_HALVINGS = 10
 def solvable(
     attempt: Callable[[Tensor, str | None], Objective], count: int
 ) -> tuple[Objective | None, Tensor]:
-    """The objective of those examples that can be solved, and which they are.
+    """The objective of those examples that can be solved and have a finite loss, and which they
+    are.
 
     Arguments:
         attempt: Objective of the examples at some positions, with a stepping.
@@ -52,7 +53,11 @@ def solvable(
     kept, stepping = torch.arange(count), None
     while len(kept):
         try:
-            return attempt(kept, stepping), kept
+            objective = attempt(kept, stepping)
+            finite = objective.losses.detach().isfinite().cpu()
+            if finite.all():
+                return objective, kept
+            kept = kept[finite]
         except SolveError as error:
             done = error.solution.done.cpu()
             # under shared steps one example fails all: solve each on its own to see which
@@ -254,8 +259,9 @@ class FlowModule(LightningModule):
                     parameter.grad /= sums.examples
             largest = self.config.training.clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
-        if not (math.isfinite(norm) and math.isfinite(sums.mean("loss") or 0.0)):
-            sums.sums = {"failed": sums.sums.get("failed", 0.0)}
+        most_failed = sums.sums.get("failed", 0.0) > sums.examples
+        if most_failed or not (math.isfinite(norm) and math.isfinite(sums.mean("loss") or 0.0)):
+            sums.sums.clear()  # the step counts as skipped, not its examples as failed
             self.give_up_step(number)
             return
 

@@ -37,7 +37,7 @@ from infocnf.files import write, write_json
 from infocnf.models import InfoCNF, load
 from infocnf.training.build import build_data, build_model
 from infocnf.training.callbacks import Journal, Keeper
-from infocnf.training.checkpoints import SafeCheckpoints, latest
+from infocnf.training.checkpoints import SafeCheckpoints, latest, set_aside
 from infocnf.training.config import Config
 from infocnf.training.module import FlowModule
 from infocnf.training.settings import apply_settings, parse_config, read_tables, to_toml
@@ -163,6 +163,8 @@ def resume(
     checkpoint = latest(folder / "checkpoints")
     data = run.data()
     model = build_model(config, data)
+    if is_leader():
+        set_aside(folder / "checkpoints")
     if is_leader() and settings:
         write(folder / "config.toml", to_toml(config).encode())
     fit(run, config, model, data, callbacks, checkpoint)

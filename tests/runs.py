@@ -1,0 +1,55 @@
+"""Tiny runs for the tests of training and of the command."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infocnf.training import checkpoints, read_config
+from infocnf.training.config import Config
+
+TINY = [
+    "data.limit=48",
+    "data.validation=24",
+    "model.hidden=[6]",
+    "training.epochs=2",
+    "training.batch_size=16",
+    "training.checkpoint_minutes=0",
+    "trainer.threads=1",
+    "evaluation.tolerance=1e-3",
+]
+
+
+def tiny(*settings: str, preset: str = "digits") -> Config:
+    return read_config(preset, [*TINY, *settings])
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return checkpoints.read(folder / "checkpoints" / "last.ckpt")
+
+
+def same_state(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether two checkpoints are the same, bit for bit, in all that training depends on."""
+
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.Tensor):
+            return torch.equal(a, b)
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a if k != "seconds")
+        if isinstance(a, list | tuple):
+            return len(a) == len(b) and all(map(equal, a, b))
+        return a == b
+
+    names = ("state_dict", "optimizer_states", "infocnf", "epoch", "global_step")
+    return all(equal(one[name], two[name]) for name in names)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv but for times."""
+    text = (folder / "metrics.csv").read_text()
+    found = csv.DictReader(io.StringIO(text))
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in found]

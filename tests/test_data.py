@@ -1,0 +1,227 @@
+"""Every reader against files written by hand, damaged files, splits, preparation and downloads."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import pickle
+import struct
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from scipy import integrate
+
+from infocnf.data import CATALOGUE, Preparation, load_data
+from infocnf.data.catalogue import IDX, open_entry
+from infocnf.data.dataset import PARTS
+from infocnf.data.download import fetch
+from infocnf.data.inputs import read_inputs
+from infocnf.data.mixtures import mixture_log_density
+from infocnf.errors import InputError, WorkError
+from infocnf.ode.streams import combine_seeds
+
+
+def idx(array: np.ndarray) -> bytes:
+    head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.tobytes()
+
+
+def write_idx(folder: Path, packed: bool = True) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 30), ("test", 8)):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 4, 4), np.uint8)
+        arrays[f"y_{part}"] = (np.arange(count) % 10).astype(np.uint8)
+    for key, name in IDX.items():
+        content = idx(arrays[key])
+        path = folder / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
+    return arrays
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx_files_are_read_as_they_were_written(tmp_path: Path, packed: bool) -> None:
+    arrays = write_idx(tmp_path, packed)
+    raw = open_entry("mnist", tmp_path)
+    assert raw.official == 8 and raw.levels == 256 and not raw.flip
+    np.testing.assert_array_equal(raw.x[:30, 0], arrays["x_train"])
+    np.testing.assert_array_equal(raw.labels["label"][30:], arrays["y_test"])
+
+
+def batch(count: int, seed: int) -> dict[bytes, object]:
+    rng = np.random.default_rng(seed)
+    labels = list(range(10)) * (count // 10)
+    return {b"data": rng.integers(0, 256, (count, 3072), np.uint8), b"labels": labels}
+
+
+def write_cifar(path: Path, evil: bool = False) -> dict[str, dict[bytes, object]]:
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    batches = {name: batch(10, i) for i, name in enumerate(names)}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in batches.items():
+            data = pickle.dumps(partial(print, "run") if evil else content, protocol=2)
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return batches
+
+
+def test_the_cifar_archive_is_read_without_running_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "cifar-10-python.tar.gz"
+    batches = write_cifar(path)
+    raw = open_entry("cifar10", tmp_path)
+    assert raw.x.shape == (60, 3, 32, 32) and raw.official == 10 and raw.flip
+    np.testing.assert_array_equal(raw.x[10:20].reshape(10, -1), batches["data_batch_2"][b"data"])
+    assert raw.classes["label"][3] == "cat"
+
+    write_cifar(path, evil=True)
+    with pytest.raises(InputError, match="fetch it again"):
+        open_entry("cifar10", tmp_path)
+
+
+def test_arrays_with_channels_last_become_channels_first(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), np.uint8)
+    y = np.array(["cat", "dog"] * 10)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    data = load_data(path=tmp_path / "own.npz", test=0.2)
+    assert data.shape == (3, 6, 5) and data.raw.classes["label"] == ("cat", "dog")
+    np.testing.assert_array_equal(data.raw.x[3, :, 2, 4], x[3, 2, 4])
+
+
+def write_folder(folder: Path, size: tuple[int, int] = (6, 4)) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 256, (*size, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+def test_a_folder_of_images_is_a_data_set(tmp_path: Path) -> None:
+    write_folder(tmp_path / "insects")
+    data = load_data(path=tmp_path / "insects", test=2, validation=2)
+    assert data.shape == (3, 6, 4) and data.raw.levels == 256
+    first = np.asarray(Image.open(tmp_path / "insects" / "ant" / "0.png"))
+    np.testing.assert_array_equal(data.raw.x[0], first.transpose(2, 0, 1))
+    assert data.raw.labels["label"].tolist() == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_has_classes_and_real_labels(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(3.0, 2.0, (40, 2)), columns=["width", "height"])
+    frame["kind"], frame["weight"] = ["a", "b"] * 20, rng.normal(size=40)
+    path = tmp_path / f"own{suffix}"
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
+    data = load_data(path=path, label=["kind", "weight"], test=10)
+    assert data.raw.columns == ("width", "height")
+    assert type(data.factors["kind"]).__name__ == "Categorical"
+    assert type(data.factors["weight"]).__name__ == "Real"
+    rows, _ = data.examples("train")
+    prepared = data.preparation(rows, torch.float64)
+    torch.testing.assert_close(prepared.mean(0), torch.zeros(2), atol=1e-12, rtol=0)
+    torch.testing.assert_close(data.preparation.restore(prepared), rows)
+
+
+@pytest.mark.parametrize("name", [n for n, entry in CATALOGUE.items() if entry.make])
+def test_parts_are_disjoint_complete_and_fixed_by_the_seed(name: str) -> None:
+    data, same, other = (load_data(name, seed=seed, test=100) for seed in (0, 0, 1))
+    everything = np.sort(np.concatenate([data.parts[part] for part in PARTS]))
+    np.testing.assert_array_equal(everything, np.arange(len(data.raw.x)))
+    assert all(np.array_equal(data.parts[part], same.parts[part]) for part in PARTS)
+    assert not np.array_equal(data.parts["train"], other.parts["train"])
+    assert data.describe() == same.describe()
+
+
+def test_images_are_dequantised_afresh_in_training_and_the_same_at_evaluation() -> None:
+    raw = torch.randint(0, 17, (6, 1, 8, 8))
+    prepare = Preparation(levels=17)
+    first = prepare(raw, torch.float32)
+    assert torch.equal(first[2:4], prepare(raw[2:4], torch.float32))
+    assert torch.equal(prepare.restore(first), raw)
+    one, two = (prepare(raw, torch.float32, combine_seeds(e, torch.arange(6))) for e in (1, 2))
+    assert torch.equal(prepare.restore(one), raw) and not torch.equal(one, two)
+
+
+def test_half_of_the_images_are_mirrored_where_the_set_wants_it() -> None:
+    raw = torch.arange(4).expand(400, 1, 2, 4)
+    made = Preparation(levels=4, flip=True)
+    flipped = made.restore(made(raw, torch.float32, torch.arange(400)))[:, 0, 0, 0] == 3
+    assert 150 < flipped.sum() < 250
+    assert torch.equal(made.restore(made(raw, torch.float32)), raw)  # never at evaluation
+
+
+def test_the_mixture_has_the_density_it_says() -> None:
+    area, _ = integrate.quad(lambda x: np.exp(mixture_log_density(np.array(x))), -12, 12)
+    assert area == pytest.approx(1.0, abs=1e-8)
+    x = open_entry("mixture-1d").x[:, 0]
+    assert x.mean() == pytest.approx(np.mean([-2.8, -0.9, 2.0]), abs=0.06)
+
+
+def test_new_examples_are_brought_to_the_levels_of_the_model(tmp_path: Path) -> None:
+    facts = {"shape": [1, 8, 8], "levels": 17, "columns": []}
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(tmp_path / "white.png")
+    names, x = read_inputs(tmp_path / "white.png", facts)
+    assert names == [str(tmp_path / "white.png")] and x.shape == (1, 1, 8, 8) and x.max() == 16
+
+
+class Server(BaseHTTPRequestHandler):
+    """Serves one file, with ranges, and breaks off after a number of bytes."""
+
+    content = b""
+    breaks: list[int] = []  # noqa: RUF012
+    ranges: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        Server.ranges.append(wanted or "")
+        start = int(wanted.split("=")[1].rstrip("-")) if wanted else 0
+        body = Server.content[start:]
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: Server.breaks.pop(0)] if Server.breaks else body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("INFOCNF_DATA", str(tmp_path / "cache"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Server.content, Server.breaks, Server.ranges = bytes(range(256)) * 4000, [], []
+    yield f"http://127.0.0.1:{server.server_port}/file"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_broken_download_goes_on_where_it_stopped(address: str) -> None:
+    md5 = hashlib.md5(Server.content).hexdigest()
+    Server.breaks = [300_000]
+    with pytest.raises(WorkError, match="continues where it broke off"):
+        fetch(address, "set", "file.bin", md5)
+    path = fetch(address, "set", "file.bin", md5)
+    assert path.read_bytes() == Server.content
+    start = int(Server.ranges[1].split("=")[1].rstrip("-"))
+    assert 0 < start <= 300_000 and not path.with_name("file.bin.part").exists()
+    fetch(address, "set", "file.bin", md5)
+    assert len(Server.ranges) == 2  # cached
+
+
+def test_a_download_of_another_content_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match="is not the file it should be"):
+        fetch(address, "set", "file.bin", "0" * 32)
+    good = fetch(address, "set", "file.bin", hashlib.md5(Server.content).hexdigest())
+    assert good.read_bytes() == Server.content

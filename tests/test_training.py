@@ -1,0 +1,317 @@
+"""Training that does not depend on interruptions and micro-batches, and survives trouble."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from infocnf import Categorical, InfoCNF
+from infocnf.errors import InputError, WorkError
+from infocnf.objectives import likelihood_objective
+from infocnf.tolerances.policies import POLICIES, Choice, Policy
+from infocnf.training import Run, begin, presets, read_config, resume
+from infocnf.training.build import build_data, build_model
+from infocnf.training.checkpoints import intact, latest
+from infocnf.training.config import Config
+from infocnf.training.module import averaging, solvable
+from infocnf.training.order import Order, pieces
+from infocnf.training.rates import rate_factor
+from infocnf.training.settings import keys, parse_config, read_tables, to_toml
+from tests.runs import last, rows, same_state, tiny
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_epoch_visits_each_example_once(world: int) -> None:
+    order = Order(examples=103, batch_size=20, seed=1)
+    steps = [
+        [order.batch(2, step, rank, world) for rank in range(world)] for step in range(order.steps)
+    ]
+    together = torch.cat([part for step in steps for part in step])
+    assert torch.equal(together.sort().values, torch.arange(103))
+    sizes = [sum(map(len, step)) for step in steps]
+    assert max(sizes) <= 20 and max(sizes) - min(sizes) <= 1
+    assert not torch.equal(order.batch(2, 0), order.batch(3, 0))
+
+
+def test_pieces_cover_everything_in_order() -> None:
+    for total in range(1, 40):
+        for largest in range(1, 12):
+            cut = pieces(total, largest)
+            assert cut[0].start == 0 and cut[-1].stop == total
+            assert all(a.stop == b.start for a, b in pairwise(cut))
+            assert max(s.stop - s.start for s in cut) <= largest
+
+
+def test_the_learning_rate_warms_up_drops_and_follows_a_cosine() -> None:
+    config = tiny("training.warmup=10", "training.drops=[3, 5]", "training.epochs=8").training
+    constant = config.model_copy(update={"schedule": "constant"})
+    factors = [rate_factor(constant, step, steps_per_epoch=4) for step in range(32)]
+    assert factors[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert factors[10:12] == [1.0, 1.0]
+    assert factors[12:20] == pytest.approx([0.1] * 8) and factors[20:] == pytest.approx([0.01] * 12)
+    cosine = config.model_copy(update={"schedule": "cosine", "drops": [], "warmup": 0})
+    assert rate_factor(cosine, 16, 4) == pytest.approx(0.01 + 0.99 * 0.5)
+    assert rate_factor(cosine, 32, 4) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_whole_and_is_written_as_it_is_read(name: str, tmp_path: Path) -> None:
+    config = read_config(name)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert read_config(str(path)) == config
+    assert "training.epochs" in keys(Config)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "blocks"),
+    [("cifar10-small-batch", 1_408_030, 14), ("mnist", None, 10), ("cifar10-2x", None, 28)],
+)
+def test_the_papers_presets_have_the_papers_models(
+    name: str, parameters: int | None, blocks: int
+) -> None:
+    config = read_config(name)
+    shape = (1, 28, 28) if name == "mnist" else (3, 32, 32)
+    model = InfoCNF(shape, {"label": Categorical(10)}, **config.model.model_dump())
+    assert len(model.flow.blocks) == blocks
+    assert parameters in (None, sum(p.numel() for p in model.parameters()))
+
+
+class Copies(Callback):
+    """Keeps a copy of the last checkpoint at the start of each step."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder, self.steps = folder, steps
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        number = trainer.current_epoch * self.steps + batch_idx
+        source = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        shutil.copy(source, self.folder / f"{number}.ckpt")
+
+
+class Wandering(Policy):
+    """A policy with weights, random draws and memory: what a learned one will have."""
+
+    def __init__(self, spread: float = 0.3) -> None:
+        super().__init__()
+        self.spread = spread
+        self.centre = nn.Parameter(torch.tensor(-2.0))
+        self.register_buffer("memory", torch.zeros(2))
+
+    def forward(self, block: int, features: Tensor) -> Choice:
+        noise = torch.randn(()) * self.spread if self.training else torch.zeros(())
+        action = (self.centre + noise + 0.01 * self.memory[0]).detach()
+        log_prob = -0.5 * ((action - self.centre) / self.spread).square()
+        return Choice(float(10.0**action), log_prob)
+
+    def begin_step(self, progress: float) -> None:
+        self.memory[1] = progress
+
+    def end_step(self, figures: Any) -> None:
+        self.memory[0] = 0.9 * self.memory[0] + 0.001 * figures["forward"]
+
+    def config(self) -> dict[str, Any]:
+        return {"name": "wandering", "spread": self.spread}
+
+
+@pytest.mark.parametrize("policy", ["fixed", "wandering"])
+def test_a_run_resumed_from_any_step_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setitem(POLICIES, "wandering", Wandering)
+    settings = [] if policy == "fixed" else ["tolerance.name=wandering"]
+    config = tiny("training.ema=0.9", "objective.kinetic=0.01", *settings)
+    run = begin(config, tmp_path / "run", callbacks=[Copies(tmp_path, 3)])
+    expected, table = last(run.folder), rows(run.folder)
+    weights = (run.folder / "model" / "model.safetensors").read_bytes()
+    assert expected["global_step"] == 6 and len(table) == 2
+
+    for number in range(6) if policy == "fixed" else (1, 3, 5):
+        shutil.copy(tmp_path / f"{number}.ckpt", run.folder / "checkpoints" / "last.ckpt")
+        resume(run.folder)
+        assert same_state(last(run.folder), expected), f"from step {number}"
+        assert rows(run.folder) == table
+        assert (run.folder / "model" / "model.safetensors").read_bytes() == weights
+    if policy == "wandering":
+        assert expected["state_dict"]["model.policy.memory"].abs().min() > 0
+        assert float(table[0]["tolerance_0"]) != float(table[1]["tolerance_0"])
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begin(tiny(), tmp_path / "run", callbacks=[Copies(tmp_path, 3)])
+    expected, folder = last(run.folder), run.folder / "checkpoints"
+    whole = (folder / "last.ckpt").read_bytes()
+    for damaged in (whole[:1000], whole[:5000] + b"\x00" * 64 + whole[5064:], b""):
+        shutil.copy(tmp_path / "4.ckpt", folder / "previous.ckpt")
+        (folder / "last.ckpt").write_bytes(damaged)
+        caplog.clear()
+        assert latest(folder).name == "previous.ckpt"
+        assert "going on from the one before" in caplog.text
+    resume(run.folder)
+    assert same_state(last(run.folder), expected)
+    assert intact(folder / "previous.ckpt")  # the damaged one has not taken its place
+
+    (folder / "last.ckpt").write_bytes(b"no")
+    (folder / "previous.ckpt").unlink()
+    with pytest.raises(InputError, match="--overwrite"):
+        resume(run.folder)
+
+
+def test_a_step_does_not_depend_on_micro_batches(tmp_path: Path) -> None:
+    settings = ["training.precision=float64", "tolerance=1e-8", "model.method=dopri5"]
+    found = []
+    for name, micro in (("whole", 48), ("parts", 5)):
+        config = tiny(*settings, f"training.micro_batch={micro}", "training.batch_size=48")
+        begin(config, tmp_path / name)
+        found.append(last(tmp_path / name)["state_dict"])
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_regularisers_are_one_flag_away_and_make_paths_shorter(tmp_path: Path) -> None:
+    energies = []
+    for weight in (0.0, 5.0):
+        config = tiny(f"objective.kinetic={weight}", "training.epochs=6")
+        run = begin(config, tmp_path / str(weight))
+        model, data = run.model(), run.data()
+        x = run.preparation(data.examples("test")[0], torch.float32)
+        code = model.encode(x, tolerance=1e-4, passengers=True)
+        assert code.stats is not None
+        energies.append(sum(float(s.passengers[0].mean()) for s in code.stats.solves))
+    assert energies[1] < 0.9 * energies[0]
+
+
+def test_the_average_of_weights_is_what_is_kept(tmp_path: Path) -> None:
+    run = begin(tiny("training.ema=0.9", "training.select=last"), tmp_path / "run")
+    state = last(run.folder)["state_dict"]
+    kept = run.model().state_dict()
+    for name, value in kept.items():
+        assert torch.equal(value, state[f"average.module.{name}"])
+    assert any(not torch.equal(value, state[f"model.{name}"]) for name, value in kept.items())
+
+    values, mean = [torch.tensor([1.0]), torch.tensor([3.0])], [torch.tensor([1.0])]
+    averaging(0.5)(mean, [values[1]], 1)  # (1 + 1) / (10 + 1) is kept at first
+    assert mean[0].item() == pytest.approx(1.0 * 2 / 11 + 3.0 * 9 / 11)
+
+
+@pytest.mark.parametrize("activation", ["softplus", "tanh"])
+def test_samples_that_cannot_be_solved_are_left_out(activation: str) -> None:
+    config = tiny(f"model.activation={activation}", preset="density-1d")
+    model = build_model(config, build_data(config)).train()
+    x = torch.randn(6, 1)
+    x[[1, 4]] = 1e308  # the field overflows (softplus), or the prior does (tanh)
+
+    def attempt(kept: Tensor, stepping: str | None) -> Any:
+        seeds = torch.arange(6)[kept]
+        return likelihood_objective(model, x[kept], seeds=seeds, stepping=stepping)
+
+    objective, kept = solvable(attempt, 6)
+    assert objective is not None and kept.tolist() == [0, 2, 3, 5]
+    objective.losses.sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(g.isfinite().all() for g in gradients)
+
+    again, kept = solvable(lambda kept, stepping: attempt(torch.tensor([1, 4])[kept], stepping), 2)
+    assert again is None and len(kept) == 0
+
+
+class Spoil(Callback):
+    """Makes some training examples unsolvable."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        x, labels = module.examples["train"]
+        x = x.clone()
+        x[: self.count] = 1e308
+        module.examples["train"] = (x, labels)
+
+
+def test_a_run_goes_on_without_the_few_it_cannot_solve(tmp_path: Path) -> None:
+    run = begin(tiny(preset="density-1d"), tmp_path / "run", callbacks=[Spoil(1)])
+    assert [row["samples_failed"] for row in rows(run.folder)] == ["1", "1"]
+    assert all(math.isfinite(float(row["train_loss"])) for row in rows(run.folder))
+
+
+def test_a_run_stops_with_advice_when_many_fail(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"loosen tolerance"):
+        begin(tiny(preset="density-1d"), tmp_path / "run", callbacks=[Spoil(5)])
+
+
+def test_repeated_trouble_rolls_back_with_half_the_rate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "infocnf")
+    settings = ["training.learning_rate=1e6", "training.epochs=40", "training.warmup=0"]
+    settings += ["training.clip=none", "training.ema=0", "training.schedule=constant"]
+    with pytest.raises(WorkError, match="keeps diverging after 10 roll-backs"):
+        begin(tiny(*settings), tmp_path / "run")
+    assert "step 1 skipped" in caplog.text
+    assert "rolled back to the weights of step" in caplog.text
+    assert f"now {0.5**10:g} of" in caplog.text
+    assert all(v.isfinite().all() for v in last(tmp_path / "run")["state_dict"].values())
+
+
+def test_a_roll_back_can_save_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Blow(Callback):
+        """Ruins the weights once, as a wild step would."""
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            if trainer.current_epoch == 1 and index == 0:
+                with torch.no_grad():
+                    next(module.model.flow.parameters()).fill_(float("nan"))
+
+    settings = ["training.epochs=5", "training.checkpoint_minutes=10", "training.patience=2"]
+    run = begin(tiny(*settings), tmp_path / "run", callbacks=[Blow()])
+    assert "rolled back to the weights of step 3; the learning rate is halved" in caplog.text
+    table = rows(run.folder)
+    assert table[1]["steps_skipped"] == "2" and table[2]["steps_skipped"] == "0"
+    assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
+    assert last(run.folder)["infocnf"]["halvings"] == 1
+
+
+def test_the_run_directory_holds_what_others_rely_on(tmp_path: Path) -> None:
+    run = begin(tiny(), tmp_path / "run")
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"config.toml", "environment.json", "metrics.csv", "data.json", "splits.npz"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    found = rows(run.folder)[-1]
+    wanted = "epoch step train_bits_per_dim validation_bits_per_dim train_error_percent "
+    wanted += "validation_error_percent nfe_forward nfe_backward steps_rejected tolerance_0 "
+    wanted += "tolerance_2 samples_failed"
+    assert set(wanted.split()) <= set(found) and all(found[name] for name in wanted.split())
+    assert run.config == tiny() and run.data().describe()["sha256"] == run.facts["sha256"]
+
+
+def test_data_that_changed_since_training_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    text = "a,b,label\n" + "\n".join(f"{i * 0.37 % 1},{i * 0.71 % 1},{i % 2}" for i in range(60))
+    table.write_text(text)
+    config = parse_config(
+        {**read_tables("digits"), "data": {"path": str(table), "test": 10}}, "test"
+    )
+    config = config.model_copy(update={"training": tiny().training, "model": tiny().model})
+    run = begin(config, tmp_path / "run")
+    table.write_text(text.replace("0.37", "0.38"))
+    with pytest.raises(InputError, match="its content has changed"):
+        Run.open(run.folder).data()
+
+
+def test_a_run_that_has_begun_changes_only_what_it_may(tmp_path: Path) -> None:
+    run = begin(tiny(), tmp_path / "run")
+    with pytest.raises(InputError, match="start a new one"):
+        resume(run.folder, ["training.learning_rate=1"])
+    resume(run.folder, ["training.epochs=3"])
+    assert len(rows(run.folder)) == 3 and run.config.training.epochs == 3
