@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
         if is_follower() and isinstance(error, StoppedError):
             return 0  # Lightning would take another code for a crash
         if not (is_follower() or str(error) == ""):
-            print(f"infocnf: {one_line(error)}", file=sys.stderr)
+            print(f"infocnf: {one_line(error)}{value_given(error, rest)}", file=sys.stderr)
         return code
 
 
@@ -84,6 +84,14 @@ def one_line(error: Exception) -> str:
     ):
         return line
     return f"{type(error).__name__}: {line} (--debug shows where)"
+
+
+def value_given(error: Exception, arguments: list[str]) -> str:
+    """The value of an option that could not be understood, which typer leaves out."""
+    for option in getattr(getattr(error, "param", None), "opts", []):
+        if option in arguments[:-1]:
+            return f", got {arguments[arguments.index(option) + 1]!r}"
+    return ""
 
 
 def is_follower() -> bool:

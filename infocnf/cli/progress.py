@@ -104,8 +104,10 @@ def introduction(module: FlowModule) -> str:
     model, config = module.model, module.config
     sizes = {part: len(x) for part, (x, _) in module.examples.items()}
     parameters = sum(p.numel() for p in model.parameters())
+    shape = "x".join(map(str, model.shape))
+    kind = f"images of {shape}" if len(model.shape) == 3 else f"rows of {shape}"
     lines = [
-        f"{sizes['train']:,} examples of {'x'.join(map(str, model.shape))} to train on, "
+        f"{sizes['train']:,} {kind} to train on, "
         f"{sizes['validation']:,} to validate; {parameters:,} parameters in "
         f"{len(model.flow.blocks)} continuous blocks",
     ]

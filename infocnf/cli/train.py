@@ -63,7 +63,7 @@ def train(
         given.insert(0, f"data.path={as_toml(data)}")
     if data_dir is not None:
         given.insert(0, f"data.directory={as_toml(data_dir)}")
-    source = preset or "digits"
+    source = preset or ("digits" if data is None else "own")
     folder = out or Path("runs") / (data.stem if data is not None else Path(source).stem)
     if show:
         print(to_toml(read_config(source, given)), end="")

@@ -345,7 +345,8 @@ class FlowModule(LightningModule):
         if self.trainer.world_size == 1:
             return
         started = perf_counter()
-        vector = torch.tensor([sums.sums.get(name, 0.0) for name in self.names]).double()
+        values = [sums.sums.get(name, 0.0) for name in self.names]
+        vector = torch.tensor(values, dtype=torch.float64)
         vector = self.trainer.strategy.reduce(vector.to(self.device), reduce_op="sum")
         self.waited += perf_counter() - started
         sums.sums = dict(zip(self.names, vector.tolist(), strict=True))

@@ -250,7 +250,8 @@ def fit(
     if config.trainer.threads or world > 1:
         share = max(1, (os.cpu_count() or 1) // config.trainer.devices)
         torch.set_num_threads(config.trainer.threads or share)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     module = FlowModule(config, model, data, run.folder / "checkpoints")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")

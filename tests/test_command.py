@@ -1,0 +1,275 @@
+"""Every command from end to end on tiny runs, interruptions, processes, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from infocnf import load
+from infocnf.cli.app import run as command
+from infocnf.training import begin
+from tests.runs import TINY, last, rows, same_state, tiny
+
+SETTINGS = [part for setting in TINY for part in ("--set", setting)]
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run, with large steps so that its classes differ."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert command(["train", *SETTINGS, "--set", "training.warmup=0", "--out", str(folder)]) == 0
+    return folder
+
+
+def text(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_train_evaluate_sample_predict_and_report(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["evaluate", str(trained)]) == 0
+    found = json.loads((trained / "evaluation.json").read_text())
+    wanted = "examples tolerance error_percent bits_per_dim bits_per_dim_marginal "
+    wanted += "numerical_error_bits_per_dim nfe_forward calibration_error seconds"
+    assert set(wanted.split()) <= set(found) and found["examples"] == 48
+    assert f"{found['bits_per_dim']:.4f}" in text(capsys)
+
+    assert command(["sample", str(trained), "-n", "20"]) == 0
+    assert Image.open(trained / "samples.png").size[0] > 100
+    out = tmp_path / "threes.npz"
+    assert command(["sample", str(trained), "--label", "3", "-n", "5", "-o", str(out)]) == 0
+    drawn = np.load(out)["x"]
+    assert drawn.shape == (5, 1, 8, 8) and drawn.min() >= 0 and drawn.max() <= 16
+
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).save(tmp_path / "one.png")
+    assert command(["predict", str(trained), str(tmp_path / "one.png")]) == 0
+    printed = text(capsys)
+    (row,) = csv.DictReader(io.StringIO(printed[printed.index("example,") :]))
+    assert sum(float(row[f"label={digit}"]) for digit in range(10)) == pytest.approx(1, abs=1e-4)
+    assert float(row["label_probability"]) == max(float(row[f"label={d}"]) for d in range(10))
+    assert row["label"] in map(str, range(10)) and int(row["nfe"]) > 0
+
+    table = tmp_path / "table.csv"
+    assert command(["predict", str(trained), str(out), "-o", str(table)]) == 0
+    predicted = list(csv.DictReader(table.open()))
+    model = load(trained)
+    from infocnf.training import Run
+
+    x = Run.open(trained).preparation(torch.from_numpy(drawn), torch.float32)
+    with torch.no_grad():
+        expected = model.log_prob(x)
+    got = torch.tensor([float(row["log_likelihood"]) for row in predicted])
+    torch.testing.assert_close(got.float(), expected, rtol=1e-4, atol=1e-3)
+
+    assert command(["report", str(trained)]) == 0
+    page = (trained / "report.html").read_text()
+    assert "InfoCNF on digits" in page and page.count("data:image/png;base64,") == 5
+    assert f"{found['bits_per_dim']:.3f}" in page
+    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
+
+
+@pytest.mark.parametrize("preset", ["digits-ccnf", "digits-cnf", "density-1d"])
+def test_other_models_pass_through_all_commands(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    assert command(["train", preset, *SETTINGS, "--out", folder]) == 0
+    for name in ("evaluate", "sample", "report"):
+        assert command([name, folder]) == 0
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (found["error_percent"] is None) == (preset != "digits-ccnf")
+    if preset == "density-1d":
+        assert (tmp_path / "run" / "samples.csv").read_text().startswith("x\n")
+        x = str(tmp_path / "run" / "samples.csv")
+        assert command(["predict", folder, x, "-o", str(tmp_path / "own.csv")]) == 0
+        assert len((tmp_path / "own.csv").read_text().splitlines()) == 101
+
+
+def write_table(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    lines = ["petal,sepal,species"]
+    for i in range(90):
+        a, b = rng.normal((i % 3) * 2.0, 0.5, 2)
+        lines.append(f"{a:.4f},{b:.4f},{'abc'[i % 3]}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_table_of_ones_own_is_learned_and_predicted(tmp_path: Path) -> None:
+    table, out = write_table(tmp_path / "iris.csv"), str(tmp_path / "run")
+    own = ["--set", "data.label=species", "--set", "training.epochs=25", "--set", "data.test=30"]
+    fast = ["training.warmup=0", "training.learning_rate=0.05", "model.supervised=1"]
+    fast = [part for s in (*fast, "model.dropout=0", "model.hidden=[16]") for part in ("--set", s)]
+    assert command(["train", "--data", str(table), *SETTINGS, *own, *fast, "--out", out]) == 0
+    assert command(["evaluate", out]) == 0
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found["error_percent"] < 20  # chance is 67
+    assert command(["predict", out, str(table), "-o", str(tmp_path / "new.csv")]) == 0
+    labels = [row["species"] for row in csv.DictReader((tmp_path / "new.csv").open())]
+    assert sum(a == "abc"[i % 3] for i, a in enumerate(labels)) > 72
+    assert command(["sample", out, "--label", "b", "-o", str(tmp_path / "b.csv")]) == 0
+    assert command(["report", out]) == 0
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(tmp_path: Path) -> None:
+    run = begin(tiny("training.precision=float64", "data.limit=20"), tmp_path / "run")
+    found = []
+    for size in (1, 7, 100, 20):
+        arguments = ["--batch-size", str(size), "--tolerance", "1e-4"]
+        assert command(["evaluate", str(run.folder), *arguments]) == 0
+        result = json.loads((run.folder / "evaluation.json").read_text())
+        del result["seconds"]
+        found.append(result)
+    for other in found[1:]:
+        for name, value in found[0].items():
+            if isinstance(value, float):
+                assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+            else:
+                assert other[name] == value, name
+
+
+def test_the_certificate_is_the_change_under_a_tighter_solve(trained: Path) -> None:
+    from infocnf.training import Run
+
+    assert command(["evaluate", str(trained), "--tolerance", "1e-2"]) == 0
+    loose = json.loads((trained / "evaluation.json").read_text())
+    run = Run.open(trained)
+    model, x = run.model(), run.preparation(run.data().examples("test")[0], torch.float32)
+    y = run.data().examples("test")[1]["label"]
+    with torch.no_grad():
+        change = (model.log_prob(x, y, 1e-2) - model.log_prob(x, y, 1e-3)).abs().double()
+    expected = change.mean().item() / (64 * np.log(2.0))
+    assert loose["numerical_error_bits_per_dim"] == pytest.approx(expected, rel=1e-3)
+    assert command(["evaluate", str(trained), "--learned-tolerances"]) == 0
+    learned = json.loads((trained / "evaluation-learned-tolerances.json").read_text())
+    assert learned["tolerance"] == pytest.approx([1e-2] * 3)
+    assert learned["bits_per_dim"] == pytest.approx(loose["bits_per_dim"], abs=1e-9)
+    command(["evaluate", str(trained)])
+
+
+def start(*arguments: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "infocnf", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
+    assert callable(condition)
+    for _ in range(1200):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError("it takes too long")
+
+
+LONGER = [*SETTINGS, "--set", "training.epochs=12", "--set", "training.ema=0.9"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    process = start("train", *LONGER, "--out", "run", folder=folder)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    return folder / "run"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_resumes_to_the_same_bits(
+    number: signal.Signals, tmp_path: Path, uninterrupted: Path
+) -> None:
+    process = start("train", *LONGER, "--out", "run", folder=tmp_path)
+    table = tmp_path / "run" / "metrics.csv"
+    wait_for(lambda: table.exists() and len(table.read_text().splitlines()) > 3, process)
+    process.send_signal(number)
+    output = process.communicate()[0]
+    assert process.returncode != 0
+    if number != signal.SIGKILL:
+        assert process.returncode == 1 and "--resume --out run" in output
+        assert "Traceback" not in output
+    assert len(rows(tmp_path / "run")) < 12
+
+    assert command(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert same_state(last(tmp_path / "run"), last(uninterrupted))
+    assert rows(tmp_path / "run") == rows(uninterrupted)
+    kept = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    assert kept == (uninterrupted / "model" / "model.safetensors").read_bytes()
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    exact = ["training.precision=float64", "tolerance=1e-8", "model.method=dopri5"]
+    exact += ["evaluation.tolerance=1e-7"]
+    settings = [part for setting in exact for part in ("--set", setting)]
+    tables = []
+    for devices in (1, 2):
+        own = ["--set", f"trainer.devices={devices}", "--out", f"run{devices}"]
+        process = start("train", *SETTINGS, *settings, *own, folder=tmp_path)
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
+        tables.append(rows(tmp_path / f"run{devices}"))
+    assert "rank_that_waited_longest" in tables[1][0]
+    for one, two in zip(*tables, strict=True):
+        for name in ("train_loss", "validation_loss", "train_bits_per_dim"):
+            if one[name]:
+                assert float(two[name]) == pytest.approx(float(one[name]), abs=1e-5), name
+        assert two["train_error_percent"] == one["train_error_percent"]
+        assert float(two["nfe_forward"]) == pytest.approx(float(one["nfe_forward"]), rel=0.2)
+    first, second = (last(tmp_path / f"run{n}")["state_dict"] for n in (1, 2))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_existing_run_is_never_overwritten_unasked(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "config.toml").read_bytes()
+    assert command(["train", *SETTINGS, "--out", str(trained)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (trained / "config.toml").read_bytes() == before
+    assert command(["sample", str(trained), "-o", str(trained / "data.json")]) == 2
+    assert command(["train", "--resume", "--out", str(trained)]) == 0  # it is done already
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["data", "--help"]])
+def test_help_does_not_import_torch(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "infocnf", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0 and "Usage: infocnf" in done.stdout
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    heavy = {"torch", "lightning", "matplotlib", "pandas", "sklearn", "numpy", "scipy"}
+    assert not imported & heavy
+
+
+def test_show_prints_a_configuration_that_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["train", "mnist", "--set", "tolerance=1e-3", "--show"]) == 0
+    path = tmp_path / "own.toml"
+    path.write_text(text(capsys))
+    assert command(["train", str(path), "--set", "training.epochs=7", "--show"]) == 0
+    shown = text(capsys)
+    assert "epochs = 7" in shown and "tolerance = 0.001" in shown and 'name = "mnist"' in shown
