@@ -2,14 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 THREADS ?= 2
+RUN ?= runs/digits
 
 .PHONY: run test check bench clean help
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-run: .venv/installed  ## fit a flow to a 1-D mixture and draw what it learned
-	$(BIN)/python examples/density_1d.py
+run: .venv/installed  ## train on handwritten digits, evaluate, draw samples, write a report
+	$(BIN)/infocnf train $(if $(wildcard $(RUN)/config.toml),--resume,digits) --out $(RUN)
+	$(BIN)/infocnf evaluate $(RUN)
+	$(BIN)/infocnf sample $(RUN)
+	$(BIN)/infocnf report $(RUN)
+	@echo "samples: $(RUN)/samples.png"
+	@echo "report:  $(RUN)/report.html (open it in a browser)"
 
 test: check  ## check, then run all tests
 	$(BIN)/python -m pytest -n $(THREADS)
@@ -24,7 +30,7 @@ bench: .venv/bench  ## measure against torchdiffeq and torchode; writes docs/res
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was installed and made
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs  # runs are yours: kept
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+
+from infocnf.cli.app import run
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -15,10 +18,21 @@ def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 2
 
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     flow, x, y = names["flow"], names["x"], names["y"]
     assert (flow.predict(x) == y).double().mean() > 0.9  # type: ignore[attr-defined, operator]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/command.md"])
+def test_the_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(r"^    infocnf (.*)$", (README.parent / page).read_text(), re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        arguments = shlex.split(line, comments=True)
+        assert run([*arguments, "--help"]) == 0, line
+        if arguments[0] == "train" and "--data" not in arguments and "own.toml" not in arguments:
+            assert run([a for a in arguments if a != "--resume"] + ["--show"]) == 0, line

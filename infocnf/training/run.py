@@ -193,7 +193,8 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 
 def check_parts(config: Config, data: Dataset) -> None:
-    """Refuse more processes than there are examples to share."""
+    """Refuse columns without a density, and more processes than there are examples to share."""
+    _ = data.preparation
     world = config.trainer.devices * config.trainer.nodes
     if len(data.parts["validation"]) < world:
         raise InputError(f"{world} processes cannot share {len(data.parts['validation'])} examples")
