@@ -22,7 +22,8 @@ from infocnf.training import Run, begin, presets, read_config, resume
 from infocnf.training.build import build_data, build_model
 from infocnf.training.checkpoints import intact, latest
 from infocnf.training.config import Config
-from infocnf.training.module import averaging, solvable
+from infocnf.training.failures import solvable
+from infocnf.training.module import averaging
 from infocnf.training.order import Order, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.settings import keys, parse_config, read_tables, to_toml

@@ -25,46 +25,19 @@ from infocnf.errors import WorkError
 from infocnf.flows import ContinuousBlock
 from infocnf.models import Categorical, InfoCNF
 from infocnf.objectives import Objective, likelihood_objective
-from infocnf.ode import SolveError
 from infocnf.ode.streams import combine_seeds
 from infocnf.training import checkpoints
 from infocnf.training.account import Account, account_of
 from infocnf.training.config import Config
+from infocnf.training.failures import solvable
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 
-__all__ = ["FlowModule", "solvable"]
+__all__ = ["FlowModule"]
 
 log = logging.getLogger("infocnf")
 LARGEST_FAILED = 0.01  # share of an epoch's examples that may fail
 LARGEST_HALVINGS = 10
-
-
-def solvable(
-    attempt: Callable[[Tensor, str | None], Objective], count: int
-) -> tuple[Objective | None, Tensor]:
-    """The objective of those examples that can be solved and have a finite loss, and which they
-    are.
-
-    Arguments:
-        attempt: Objective of the examples at some positions, with a stepping.
-        count: Number of examples.
-    """
-    kept, stepping = torch.arange(count), None
-    while len(kept):
-        try:
-            objective = attempt(kept, stepping)
-            finite = objective.losses.detach().isfinite().cpu()
-            if finite.all():
-                return objective, kept
-            kept = kept[finite]
-        except SolveError as error:
-            done = error.solution.done.cpu()
-            # under shared steps one example fails all: solve each on its own to see which
-            if done.ndim:
-                kept = kept[done]
-            stepping = "individual"
-    return None, kept
 
 
 class FlowModule(LightningModule):
