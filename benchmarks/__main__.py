@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from benchmarks import divergence, training
+from benchmarks.measure import machine, publish
 
 THREADS = 2
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "benchmarks.md"
@@ -30,28 +28,6 @@ single precision with dopri5.
 """
 
 
-def machine() -> str:
-    """What this was measured with."""
-    found = []
-    for package in ("torch", "torchdiffeq", "torchode", "numpy"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} not installed: skipped")
-    return (
-        f"Python {platform.python_version()}, {', '.join(found)}; {platform.machine()}, "
-        f"{os.cpu_count()} cores, {THREADS} threads, {torch.backends.cpu.get_cpu_capability()}."
-    )
-
-
-def write(parts: list[str]) -> None:
-    """What has been measured so far; notes written by hand below the mark are kept."""
-    mark = "<!-- what follows is written by hand -->"
-    old = RESULT.read_text() if RESULT.exists() else ""
-    notes = old[old.index(mark) :] if mark in old else mark + "\n"
-    RESULT.write_text("\n\n".join(part.strip() for part in parts) + "\n\n" + notes)
-
-
 def main() -> None:
     """Measure, print, write."""
     torch.set_num_threads(THREADS)
@@ -59,7 +35,7 @@ def main() -> None:
     for setting in training.SETTINGS:
         print(setting.title, flush=True)
         parts.append(training.section(setting))
-        write(parts)
+        publish(RESULT, parts)
     print(f"written: {RESULT}")
 
 

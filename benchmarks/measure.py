@@ -4,10 +4,15 @@ allocations.
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -51,3 +56,26 @@ def allocated(function: Callable[[], object]) -> tuple[int, int]:
     del result
 
     return held, peak
+
+
+def machine() -> str:
+    """What this was measured with."""
+    found = []
+    for package in ("torch", "torchdiffeq", "torchode", "numpy"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} not installed: skipped")
+    return (
+        f"Python {platform.python_version()}, {', '.join(found)}; {platform.machine()}, "
+        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}."
+    )
+
+
+def publish(path: Path, parts: list[str]) -> None:
+    """What has been measured so far; notes written by hand below the mark are kept."""
+    mark = "<!-- what follows is written by hand -->"
+    old = path.read_text() if path.exists() else ""
+    notes = old[old.index(mark) :] if mark in old else mark + "\n"
+    path.write_text("\n\n".join(part.strip() for part in parts) + "\n\n" + notes)
