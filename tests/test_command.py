@@ -161,6 +161,17 @@ def test_the_certificate_is_the_change_under_a_tighter_solve(trained: Path) -> N
     command(["evaluate", str(trained)])
 
 
+def test_exact_traces_take_the_noise_out_of_a_likelihood(trained: Path, tmp_path: Path) -> None:
+    assert command(["evaluate", str(trained), "--exact-trace", "--tolerance", "1e-3"]) == 0
+    exact = json.loads((trained / "evaluation.json").read_text())
+    command(["evaluate", str(trained), "--tolerance", "1e-3"])
+    estimated = json.loads((trained / "evaluation.json").read_text())
+    assert (exact["trace"], estimated["trace"]) == ("exact", "hutchinson")
+    assert exact["bits_per_dim"] != estimated["bits_per_dim"]
+    noise = 4.0 * estimated["bits_per_dim_standard_error"]
+    assert exact["bits_per_dim"] == pytest.approx(estimated["bits_per_dim"], abs=noise)
+
+
 def start(*arguments: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "infocnf", *arguments],

@@ -24,6 +24,10 @@ def evaluate(
     learned_tolerances: Annotated[
         bool, typer.Option("--learned-tolerances", help="Solve at the tolerances of the model.")
     ] = False,
+    exact_trace: Annotated[
+        bool,
+        typer.Option("--exact-trace", help="No estimated traces: slower, for single likelihoods."),
+    ] = False,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
@@ -47,7 +51,7 @@ def evaluate(
     if part not in PARTS:
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     opened = Run.open(run)
-    config, model = opened.config.evaluation, opened.model()
+    config, model = opened.config.evaluation, opened.model(exact_trace)
     x, labels = opened.data().examples(part)
     with counting("evaluating", len(x)) as progress:
         found = evaluation.evaluate(

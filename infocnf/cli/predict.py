@@ -27,6 +27,10 @@ def predict(
     batch_size: Annotated[
         int, typer.Option(help="Examples solved at a time; changes no result.")
     ] = 500,
+    exact_trace: Annotated[
+        bool,
+        typer.Option("--exact-trace", help="No estimated traces: slower, for single likelihoods."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
 ) -> None:
     """Predict labels of new images or rows: class, probabilities, log-likelihood and NFE, as CSV.
@@ -51,7 +55,7 @@ def predict(
 
     opened = Run.open(run)
     names, x = read_inputs(source, opened.facts)
-    model = opened.model()
+    model = opened.model(exact_trace)
     with counting("predicting", len(x)) as progress:
         found = evaluation.predict(
             model,

@@ -36,6 +36,7 @@ class Evaluation:
     Arguments:
         examples: Number of examples, all of which count.
         tolerance: Tolerance of the solves; per block for a policy.
+        trace: ``exact``, or ``hutchinson`` where any block's trace is estimated.
         error_percent: Wrong classes; None without a categorical label.
         bits_per_dim: Of the examples given their labels.
         bits_per_dim_marginal: Averaged over the labels.
@@ -52,6 +53,7 @@ class Evaluation:
 
     examples: int
     tolerance: float | list[float]
+    trace: str
     error_percent: float | None
     bits_per_dim: float
     bits_per_dim_marginal: float
@@ -159,6 +161,7 @@ def evaluate(
     return Evaluation(
         examples=len(x),
         tolerance=gather("tolerances").mean(0).tolist() if tolerance is None else tolerance,
+        trace="exact" if all(block.exact for block in model.flow.blocks) else "hutchinson",
         error_percent=mean_of(factors, "error_percent"),
         bits_per_dim=float(conditional.mean()),
         bits_per_dim_marginal=float(bits(gather("marginal")).mean()),

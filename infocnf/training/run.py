@@ -89,17 +89,22 @@ class Run:
         source = str(self.folder / "config.toml")
         return parse_config(read_tables(source), source)
 
-    def model(self) -> InfoCNF:
-        """The model it kept, in evaluation mode."""
+    def model(self, exact_trace: bool = False) -> InfoCNF:
+        """The model it kept, in evaluation mode; on request with exact traces, which cost as many
+        times more as a block has dimensions.
+        """
         if not (self.folder / "model" / "config.json").is_file():
             raise InputError(
                 f"{self.folder} has no model yet: let it train to its first validation, "
                 f"or continue it with 'infocnf train --resume --out {self.folder}'"
             )
         try:
-            return load(self.folder / "model").eval()
+            model = load(self.folder / "model").eval()
         except ValueError as error:
             raise InputError(str(error)) from None
+        for block in model.flow.blocks:
+            block.exact = block.exact or exact_trace
+        return model
 
     @property
     def facts(self) -> dict[str, Any]:
