@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from infocnf import InfoCNF
+from infocnf.data.mixtures import MEANS, VARIANCE, mixture_log_density
 from infocnf.objectives import likelihood_objective
-
-MEANS, VARIANCE = (-2.8, -0.9, 2.0), 0.4
 
 
 def draw(count: int, generator: torch.Generator) -> Tensor:
@@ -32,8 +31,7 @@ def draw(count: int, generator: torch.Generator) -> Tensor:
 
 def true_log_density(x: Tensor) -> Tensor:
     """Logarithm of the mixture's density at ``x`` of shape ``(batch, 1)``."""
-    squares = (x - torch.tensor(MEANS)).square() / VARIANCE
-    return torch.logsumexp(-0.5 * squares, 1) - math.log(3.0 * math.sqrt(2.0 * math.pi * VARIANCE))
+    return torch.from_numpy(mixture_log_density(x[:, 0].numpy()))
 
 
 def train(model: InfoCNF, iterations: int, generator: torch.Generator) -> None:

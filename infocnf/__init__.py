@@ -12,7 +12,18 @@ __version__ = "0.1.0"
 __all__ = ["Categorical", "InfoCNF", "Real", "load"]
 
 _HOMES = dict.fromkeys(__all__, "infocnf.models")
-_PACKAGES = ("flows", "models", "networks", "objectives", "ode", "tolerances")
+_PACKAGES = (
+    "data",
+    "evaluation",
+    "flows",
+    "models",
+    "networks",
+    "objectives",
+    "ode",
+    "reports",
+    "tolerances",
+    "training",
+)
 
 
 def __getattr__(name: str) -> object:

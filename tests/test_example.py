@@ -1,4 +1,4 @@
-"""The example that `make run` shows a newcomer."""
+"""The example of the library without the command."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BELOW["data"] = set(CORE) - {"objectives"}
 BELOW["training"] = BELOW["evaluation"] = {*CORE, "data"}
 BELOW["reports"] = {*CORE, "data", "training", "evaluation"}
 BELOW["cli"] = {*CORE, "data", "training", "evaluation", "reports"}
-EVERYWHERE = {"errors", "files"}
+EVERYWHERE = {"errors", "files", "processes"}
 ALLOWED = {"torch", "numpy", "infocnf"}
 
 

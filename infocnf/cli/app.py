@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from infocnf.cli.report import report
 from infocnf.cli.sample import sample
 from infocnf.cli.train import train
 from infocnf.errors import InputError, StoppedError, WorkError
+from infocnf.processes import is_leader
 
 __all__ = ["app", "run"]
 
@@ -60,9 +60,9 @@ def run(arguments: list[str]) -> int:
         code = exit_code(error)
         if debug:
             raise
-        if is_follower() and isinstance(error, StoppedError):
+        if not is_leader() and isinstance(error, StoppedError):
             return 0  # Lightning would take another code for a crash
-        if not (is_follower() or str(error) == ""):
+        if is_leader() and str(error):
             print(f"infocnf: {one_line(error)}{value_given(error, rest)}", file=sys.stderr)
         return code
 
@@ -92,8 +92,3 @@ def value_given(error: Exception, arguments: list[str]) -> str:
         if option in arguments[:-1]:
             return f", got {arguments[arguments.index(option) + 1]!r}"
     return ""
-
-
-def is_follower() -> bool:
-    """Whether another process of this run speaks to the user."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) > 0

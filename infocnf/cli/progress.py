@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from infocnf.cli.app import is_follower
 from infocnf.errors import StoppedError
 from infocnf.objectives.likelihood import weight_in_nats
+from infocnf.processes import is_leader
 from infocnf.training.module import FlowModule
 
 __all__ = ["Display", "announce", "counting"]
@@ -29,18 +29,18 @@ QUIET_SECONDS = 20.0  # between lines where there is no terminal
 def announce(folder: Path) -> Iterator[None]:
     """Show the library's warnings; say at the end where everything is, or how to go on."""
     log = logging.getLogger("infocnf")
-    if not log.handlers and not is_follower():
-        log.addHandler(RichHandler(console=console, show_time=False, show_path=False))
-    elif is_follower():
+    if not is_leader():
         log.addHandler(logging.NullHandler())
         log.propagate = False
+    elif not log.handlers:
+        log.addHandler(RichHandler(console=console, show_time=False, show_path=False))
     try:
         yield
     except StoppedError as error:
         raise StoppedError(
             f"{error}, and saved; continue with 'infocnf train --resume --out {folder}'"
         ) from None
-    if not is_follower():
+    if is_leader():
         console.print(f"trained: {folder}; next: infocnf evaluate {folder}")
 
 

@@ -115,7 +115,6 @@ CATALOGUE: dict[str, Entry] = {
             "bag",
             "boot",
         ),
-        flip=True,
         note="Zalando Research, MIT licence",
     ),
     "cifar10": Entry(

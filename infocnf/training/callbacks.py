@@ -47,6 +47,12 @@ class Journal(Callback):
         assert isinstance(pl_module, FlowModule)
         row = row_of(trainer, pl_module)
         self.rows.append(row)
+        if row["samples_failed"]:
+            log.warning(
+                "%d examples of epoch %d could not be solved and were left out",
+                row["samples_failed"],
+                row["epoch"],
+            )
         pl_module.epoch.sums.clear()
         pl_module.skipped = 0
         if trainer.is_global_zero:

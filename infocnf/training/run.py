@@ -35,6 +35,7 @@ from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.files import write, write_json
 from infocnf.models import InfoCNF, load
+from infocnf.processes import is_leader
 from infocnf.training.build import build_data, build_model
 from infocnf.training.callbacks import Journal, Keeper
 from infocnf.training.checkpoints import SafeCheckpoints, latest, set_aside
@@ -131,11 +132,6 @@ class Run:
                 f"{data.name} is not what {self.folder} was trained on: its content has changed"
             )
         return data
-
-
-def is_leader() -> bool:
-    """Whether this process writes: the only one, or the first of several."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
 
 
 def begin(
