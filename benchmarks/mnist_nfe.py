@@ -46,7 +46,7 @@ def count_ours(
         for block in model.flow.blocks:
             block.first_step = None
     stats = None
-    for _ in range(2 if warm else 1):  # the first iteration warms the second
+    for _ in range(4 if warm else 1):  # each warms the next
         model.zero_grad()
         objective = likelihood_objective(model, x, y, levels=256, seeds=seeds, tolerance=TOLERANCE)
         objective.loss.backward()

@@ -16,7 +16,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Tolerance of the solver.  [default: 1e-5]", show_default=False),
+        typer.Option(
+            help="Tolerance of the solver.  [default: that of the run]", show_default=False
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples solved at a time; changes no result.")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from infocnf.cli.outputs import check_output
 from infocnf.errors import InputError
 
 __all__ = ["predict"]
@@ -23,7 +24,12 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Table to write; printed otherwise.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="Tolerance of the solver.")] = 1e-5,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Tolerance of the solver.  [default: that of the run]", show_default=False
+        ),
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(help="Examples solved at a time; changes no result.")
     ] = 500,
@@ -38,9 +44,8 @@ def predict(
     The log-likelihood is log p(x) in nats, averaged over the labels. Images of 256 grey levels are
     brought to those of the model.
     """
-    if out is not None and out.exists() and not overwrite:
-        raise InputError(f"{out} exists: replace it with --overwrite, or choose another name")
-    if not 0 < tolerance < 1:
+    check_output(out, overwrite)
+    if tolerance is not None and not 0 < tolerance < 1:
         raise InputError(f"--tolerance must lie between 0 and 1, got {tolerance:g}")
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, got {batch_size}")
@@ -62,15 +67,19 @@ def predict(
             opened.preparation,
             torch.from_numpy(x),
             opened.facts["classes"],
-            tolerance=tolerance,
+            tolerance=tolerance or opened.config.evaluation.tolerance,
             batch_size=batch_size,
             progress=progress,
+        )
+    if found.unsolved:
+        console.print(
+            f"{found.unsolved} of {len(x):,} examples are so far from the data that they have no "
+            "finite likelihood"
         )
     text = as_csv({"example": list(names), **found.columns})
     if out is None:
         print(text, end="")
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(out, text.encode())
     console.print(f"written: {out} ({len(x):,} rows)")
 
@@ -81,5 +90,5 @@ def as_csv(columns: dict[str, list[object]]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)
     for row in zip(*columns.values(), strict=True):
-        table.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
+        table.writerow([f"{cell:.12g}" if isinstance(cell, float) else cell for cell in row])
     return text.getvalue()

@@ -21,7 +21,7 @@ from infocnf.training.module import FlowModule
 
 __all__ = ["Display", "announce", "counting"]
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, markup=False)
 QUIET_SECONDS = 20.0  # between lines where there is no terminal
 
 
@@ -111,6 +111,7 @@ def introduction(module: FlowModule) -> str:
         f"{sizes['validation']:,} to validate; {parameters:,} parameters in "
         f"{len(model.flow.blocks)} continuous blocks",
     ]
+    lines += [f"{name}: {label_in_words(module, name)}" for name in model.code.heads]
     if model.code.heads:
         weight = weight_in_nats(config.objective.beta, model.dimensions)
         lines.append(
@@ -118,6 +119,16 @@ def introduction(module: FlowModule) -> str:
             f"(likelihood in nats: + {weight:.0f} cross-entropy)"
         )
     return "\n".join(lines)
+
+
+def label_in_words(module: FlowModule, name: str) -> str:
+    """What kind of label it is."""
+    if name in module.classes:
+        names = module.classes[name]
+        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        return f"{len(names)} classes ({shown})"
+    values = module.examples["train"][1][name]
+    return f"an amount from {values.min():g} to {values.max():g}"
 
 
 def figures(latest: dict[str, float]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infocnf.cli.outputs import check_output
 from infocnf.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from infocnf.training import Run
 
 __all__ = ["sample"]
+
+LARGEST = 1_000_000
 
 
 def sample(
@@ -35,16 +38,15 @@ def sample(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
 ) -> None:
     """Draw samples from a model, as a grid of images by class or as rows."""
-    if number < 1:
-        raise InputError(f"-n must be at least 1, got {number}")
+    if not 1 <= number <= LARGEST:
+        raise InputError(f"-n must be at least 1 and at most {LARGEST:,}, got {number}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed must be a whole number from 0 to 2**63 - 1, got {seed}")
     if not 0 <= temperature < 100:
         raise InputError(f"--temperature must not be negative or huge, got {temperature:g}")
-    if out is not None and out.suffix not in (".png", ".npz", ".csv"):
-        raise InputError(f"-o must end in .png, .npz or .csv, got {out}")
-    if out is not None and out.exists() and not overwrite:
-        raise InputError(f"{out} exists: replace it with --overwrite, or choose another name")
+    check_output(out, overwrite, (".png", ".npz", ".csv"))
 
-    from infocnf.cli.progress import console
+    from infocnf.cli.progress import console, counting
     from infocnf.files import write
     from infocnf.reports.samples import draw_samples, main_factor
     from infocnf.training import Run
@@ -54,10 +56,32 @@ def sample(
     name = main_factor(model)
     classes = opened.facts["classes"].get(name, []) if name else []
     chosen = index_of(label, classes)
-    samples = draw_samples(model, preparation, number, chosen, temperature=temperature, seed=seed)
     path = out or run / f"samples.{'png' if preparation.is_images else 'csv'}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, content_of(path, samples, classes if chosen is None else [], opened))
+    if (
+        path.suffix == ".png"
+        and not preparation.is_images
+        and len(model.shape) < 2 > model.shape[0]
+    ):
+        raise InputError("a picture of samples needs two columns: use -o FILE.csv")
+    with counting("sampling", number) as progress:
+        samples = draw_samples(
+            model,
+            preparation,
+            number,
+            chosen,
+            temperature=temperature,
+            seed=seed,
+            progress=progress,
+        )
+    labels = [
+        classes[i % len(classes) if chosen is None else chosen]
+        for i in range(number if classes else 0)
+    ]
+    if path.suffix == ".png":
+        content = picture_of(samples, classes if chosen is None else [], labels, opened)
+    else:
+        content = table_of(path, samples, name or "label", labels, opened)
+    write(path, content)
     console.print(f"written: {path}")
 
 
@@ -72,28 +96,33 @@ def index_of(label: str | None, classes: list[str]) -> int | None:
     return classes.index(label)
 
 
-def content_of(path: Path, samples: Tensor, classes: list[str], run: Run) -> bytes:
-    """Samples in the format that a file's name asks for."""
+def table_of(path: Path, samples: Tensor, name: str, labels: list[str], run: Run) -> bytes:
+    """Samples and their labels as ``.npz`` or ``.csv``."""
+    import csv
     import io
 
     import numpy as np
 
-    from infocnf.reports import class_grid, figures
-
-    preparation = run.preparation
     values = samples.cpu().numpy()
     if path.suffix == ".npz":
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, x=values)
+        named = {"y": np.array(labels)} if labels else {}
+        np.savez_compressed(buffer, x=values, **named)  # type: ignore[arg-type]
         return buffer.getvalue()
-    if path.suffix == ".csv":
-        columns = run.facts["columns"] or [f"x{i}" for i in range(values[0].size)]
-        text = io.StringIO()
-        rows = values.reshape(len(values), -1)
-        np.savetxt(text, rows, "%.9g", ",", header=",".join(columns), comments="")
-        return text.getvalue().encode()
-    if preparation.is_images:
-        return figures.grid(class_grid(samples, classes, preparation.levels))
-    if values.shape[1] < 2:
-        raise InputError("a picture of samples needs two columns: use -o FILE.csv")
-    return figures.scatter(values, values[:0], run.facts["columns"] or ["x0", "x1"])
+    columns = run.facts["columns"] or [f"x{i}" for i in range(values[0].size)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*columns, *([name] if labels else [])])
+    for i, row in enumerate(values.reshape(len(values), -1)):
+        table.writerow([*(f"{value:.12g}" for value in row), *(labels[i : i + 1])])
+    return text.getvalue().encode()
+
+
+def picture_of(samples: Tensor, classes: list[str], labels: list[str], run: Run) -> bytes:
+    """Samples as a grid of images, or as dots."""
+    from infocnf.reports import class_grid, figures
+
+    if run.preparation.is_images:
+        return figures.grid(class_grid(samples, classes, run.preparation.levels))
+    columns = run.facts["columns"] or ["x0", "x1"]
+    return figures.scatter({"Samples": (samples.cpu().numpy(), labels)}, columns)

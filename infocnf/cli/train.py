@@ -27,7 +27,8 @@ def train(
         str | None,
         typer.Argument(
             help="digits, digits-ccnf, digits-cnf, mnist, fashion_mnist, cifar10-small-batch, "
-            "cifar10-large-batch, cifar10-2x, density-1d, or a file.toml.  [default: digits]",
+            "cifar10-large-batch, cifar10-2x, density-1d, own (for --data), or a file.toml.  "
+            "[default: digits]",
             show_default=False,
         ),
     ] = None,
@@ -39,11 +40,14 @@ def train(
         Path | None, typer.Option(help="Run directory.  [default: runs/PRESET]", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Your own data: folder of class folders, .npz, .csv or .parquet."),
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Your own data: folder of class folders, .npz, .csv or .parquet."
+        ),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the files of the preset's data set.")
+        str | None,
+        typer.Option(metavar="PATH", help="Folder with the files of the preset's data set."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Annotated[
@@ -54,19 +58,22 @@ def train(
     ] = False,
 ) -> None:
     """Train a model. It can be stopped (Ctrl-C) and resumed at any time, to the same weights."""
-    from infocnf.training.settings import read_config, to_toml
+    from infocnf.training.settings import explain, read_config
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite contradict each other: choose one")
+    for name, value in (("PRESET", preset), ("--data", data), ("--data-dir", data_dir)):
+        if value is not None and not value.strip():
+            raise InputError(f"{name} is empty: give a name, or leave it out")
     given = list(settings or [])
     if data is not None:
         given.insert(0, f"data.path={as_toml(data)}")
     if data_dir is not None:
         given.insert(0, f"data.directory={as_toml(data_dir)}")
     source = preset or ("digits" if data is None else "own")
-    folder = out or Path("runs") / (data.stem if data is not None else Path(source).stem)
+    folder = out or Path("runs") / (Path(data).stem if data else Path(source).stem)
     if show:
-        print(to_toml(read_config(source, given)), end="")
+        print(explain(read_config(source, given)), end="")
         return
     if resume:
         if preset is not None and out is not None:
@@ -76,11 +83,11 @@ def train(
         start(source, given, folder, overwrite)
 
 
-def as_toml(path: Path) -> str:
+def as_toml(path: str) -> str:
     """A path as a TOML string."""
     import json
 
-    return json.dumps(str(path.expanduser().absolute()))
+    return json.dumps(str(Path(path).expanduser().absolute()))
 
 
 def start(source: str, settings: list[str], folder: Path, overwrite: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from infocnf.data import images, mixtures
 from infocnf.data.dataset import Dataset, Raw, split
 from infocnf.data.download import cached, fetch
-from infocnf.data.tables import read_table
+from infocnf.data.tables import TABLES, read_table
 from infocnf.errors import InputError
 
 __all__ = ["CATALOGUE", "Entry", "entry_of", "fetch_entry", "is_ready", "load_data", "open_entry"]
@@ -210,14 +210,16 @@ def open_folder(name: str, entry: Entry, folder: Path) -> Raw:
         raise InputError(f"no {name} in {folder} (nor a {name}.npz): {error}") from None
 
 
-def open_path(path: Path, label: str | list[str] | None, levels: int | None) -> Raw:
+def open_path(
+    path: Path, label: str | list[str] | None, real: Sequence[str], levels: int | None
+) -> Raw:
     """A user's own data: a folder of images, ``.npz``, ``.csv`` or ``.parquet``."""
     if path.is_dir():
         return images.read_folder(path)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return images.read_npz(path, levels)
-    if path.suffix in (".csv", ".parquet"):
-        return read_table(path, label)
+    if path.suffix.lower() in TABLES:
+        return read_table(path, label, real)
     what = "is of no known kind" if path.exists() else "does not exist"
     raise InputError(
         f"{path} {what}: give a folder with one sub-folder of images per class, "
@@ -231,6 +233,7 @@ def load_data(
     path: str | Path | None = None,
     directory: str | Path | None = None,
     label: str | list[str] | None = "label",
+    real: Sequence[str] = (),
     levels: int | None = None,
     validation: float = 0.1,
     test: float = 0.1,
@@ -244,6 +247,7 @@ def load_data(
         path: The user's own data.
         directory: Folder with the files of a set of the catalogue.
         label: Label column or columns of a table.
+        real: Those of them whose whole numbers are amounts, not classes.
         levels: Grey levels of ``.npz`` images; found from the data when None.
         validation: Size of the validation part, a fraction or a number.
         test: Size of the test part, where there is no official one.
@@ -251,7 +255,7 @@ def load_data(
         limit: How many training and test examples to use at most, for a quick look.
     """
     if path is not None:
-        raw, name = open_path(Path(path), label, levels), Path(path).name
+        raw, name = open_path(Path(path), label, real, levels), Path(path).name
     else:
         raw = open_entry(name, None if directory is None else Path(directory))
     parts = split(raw, validation, test, seed, name)

@@ -10,6 +10,7 @@ example's own content at evaluation.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,11 @@ from torch import Tensor
 from infocnf.errors import InputError
 from infocnf.flows.pixels import dequantise, quantise
 from infocnf.models.factors import Categorical, Factor, Real
-from infocnf.ode.streams import draw_uniform, sample_seeds
+from infocnf.ode.streams import FLIP, draw_uniform, sample_seeds
 
 __all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split"]
 
 PARTS = ("train", "validation", "test")
-FLIP = -3  # stream of the coins that flip images
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,10 @@ class Preparation:
         """Examples ``(batch, ...)`` as the flow reads them; with seeds ``(batch,)`` as training
         wants them, without as evaluation does.
         """
+        if not self.is_images:  # in double precision: a large mean would round the rest away
+            raw = raw.double()
+            return ((raw - self.vector(self.mean, raw)) / self.vector(self.scale, raw)).to(dtype)
         raw = raw.to(dtype)
-        if not self.is_images:
-            return (raw - self.vector(self.mean, raw)) / self.vector(self.scale, raw)
         if seeds is not None and self.flip:
             coins = draw_uniform(seeds, raw[:, :1, :1, :1], FLIP) < 0.5
             raw = torch.where(coins, raw.flip(-1), raw)
@@ -97,6 +98,7 @@ class Preparation:
         """What the flow made, in the units of the examples."""
         if self.is_images:
             return quantise(x, self.levels)
+        x = x.double()
         return x * self.vector(self.scale, x) + self.vector(self.mean, x)
 
     def vector(self, values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ class Dataset:
             return Preparation(self.raw.levels, self.raw.flip)
         mine = self.raw.x[self.parts["train"]].astype(np.float64)
         scale = mine.std(0)
-        flat = np.flatnonzero(scale < 1e-12)
+        flat = np.flatnonzero(np.ptp(mine, 0) == 0)
         if len(flat):
             name = self.raw.columns[flat[0]] if self.raw.columns else f"number {flat[0]}"
             raise InputError(
@@ -163,19 +165,19 @@ class Dataset:
 
     def describe(self) -> dict[str, Any]:
         """What a run records of its data: enough to tell whether it is the same again."""
-        content = hashlib.sha256(np.ascontiguousarray(self.raw.x).tobytes())
-        for values in self.raw.labels.values():
-            content.update(np.ascontiguousarray(values).tobytes())
-        return {
+        facts = {
             "name": self.name,
             "shape": list(self.shape),
             "levels": self.raw.levels,
             "classes": {name: list(names) for name, names in self.raw.classes.items()},
             "columns": list(self.raw.columns),
             "examples": {part: len(indices) for part, indices in self.parts.items()},
-            "sha256": content.hexdigest(),
-            "sources": dict(self.raw.sources),
         }
+        content = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for values in (self.raw.x, *self.raw.labels.values(), *self.parts.values()):
+            content.update(f"{values.shape} {values.dtype}".encode())
+            content.update(np.ascontiguousarray(values).tobytes())
+        return {**facts, "sha256": content.hexdigest(), "sources": dict(self.raw.sources)}
 
 
 def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dict[str, np.ndarray]:

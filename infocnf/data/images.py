@@ -12,7 +12,7 @@ import pickle
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +226,24 @@ def read_image(path: Path, channels: int | None = None) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA", "I;16"))
-            array = np.asarray(image.convert("L" if grey else "RGB"))
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
+            found: Image.Image = image
+            if found.mode[0] in "IF":  # Pillow would clip what is above 255 to white
+                found = Image.fromarray(eight_bits(np.asarray(found), path))
+            grey = channels == 1 or (channels is None and found.mode in ("1", "L", "LA"))
+            if "A" in found.getbands() or "transparency" in found.info:
+                paper = Image.new("RGBA", found.size, "white")
+                found = Image.alpha_composite(paper, found.convert("RGBA"))
+            array = np.asarray(found.convert("L" if grey else "RGB"))
+    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError):
         raise InputError(f"{path} is not an image that can be read: remove it") from None
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def eight_bits(pixels: np.ndarray, path: Path) -> np.ndarray:
+    """Grey levels of 16 bits as 8 bits."""
+    if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
+        raise InputError(f"{path} holds neither 8 nor 16 bits per pixel: save it with 8")
+    return np.rint(pixels / 257.0).astype(np.uint8)
 
 
 def size(image: np.ndarray) -> str:
@@ -271,30 +284,47 @@ def classes_of(y: np.ndarray, place: str) -> tuple[np.ndarray, dict[str, tuple[s
     if y.dtype.kind == "f":
         if not np.isfinite(y).all():
             raise InputError(f"{place}: a label is missing or not finite: remove its example")
-        if np.any(y != np.floor(y)):
-            return y.astype(np.float64), {}
-        y = y.astype(np.int64)
+        return y.astype(np.float64), {}
     names, codes = np.unique(y, return_inverse=True)
-    if len(names) > max(2, len(y) // 2):
-        raise InputError(
-            f"{place}: {len(names)} classes for {len(y)} examples: is this the label column?"
-        )
+    if len(names) < 2:
+        raise InputError(f"{place}: there is one class only, {names[0]}: nothing to tell apart")
+    numbers = y.dtype.kind in "iu" and len(names) > 20
+    if len(names) > max(2, len(y) // (10 if numbers else 2)):
+        remedy = "if they are amounts, name it in data.real" if numbers else "is this the label?"
+        raise InputError(f"{place}: {len(names)} classes for {len(y)} examples: {remedy}")
     return codes.astype(np.int64), {"label": tuple(str(name) for name in names)}
 
 
-def finite(x: np.ndarray, place: str) -> np.ndarray:
+def finite(x: np.ndarray, place: str, columns: Sequence[str] = ()) -> np.ndarray:
     """Rows of real numbers."""
+
+    def where(row: int, column: int) -> str:
+        name = repr(columns[column]) if columns else str(column + 1)
+        return f"row {row + 1}, column {name}"
+
     try:
         rows = x.astype(np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{place} holds features that are not numbers: encode them") from None
+        row, column = next((i, j) for (i, j), value in np.ndenumerate(x) if not is_number(value))
+        raise InputError(
+            f"{place}: {x[row, column]!r} in {where(row, column)} is not a number: correct it"
+        ) from None
     bad = np.argwhere(~np.isfinite(rows))
     if len(bad):
         raise InputError(
-            f"{place} has a missing or infinite value in row {bad[0][0] + 1}, "
-            f"column {bad[0][1] + 1}: fill it in or remove the row"
+            f"{place} has a missing or infinite value in {where(*bad[0])}: fill it in or remove "
+            "the row"
         )
     return rows
+
+
+def is_number(value: object) -> bool:
+    """Whether a cell can be read as a number."""
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def sources_of(paths: Any) -> dict[str, str]:  # noqa: ANN401

@@ -16,7 +16,7 @@ from infocnf.data.images import (
     read_image,
     size,
 )
-from infocnf.data.tables import read_frame
+from infocnf.data.tables import TABLES, read_frame
 from infocnf.errors import InputError
 
 __all__ = ["read_inputs"]
@@ -36,9 +36,9 @@ def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarra
         if len(shape) != 3:
             raise InputError(f"{path} holds images, but the model reads rows of {shape[0]} numbers")
         return read_pictures(path, shape, levels)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return read_arrays(path, shape, levels)
-    if path.suffix in (".csv", ".parquet"):
+    if path.suffix.lower() in TABLES:
         if len(shape) != 1:
             raise InputError(f"{path} holds rows, but the model reads images of {shape}")
         return read_rows(path, facts["columns"], shape[0])
@@ -98,5 +98,5 @@ def read_rows(path: Path, columns: list[str], features: int) -> tuple[list[str],
     if missing or len(columns) != features:
         what = f"no column {missing[0]!r}" if missing else f"{len(columns)} columns"
         raise InputError(f"{path} has {what}: the model reads {', '.join(columns) or features}")
-    x = finite(frame[columns].to_numpy(), str(path))
+    x = finite(frame[columns].to_numpy(), str(path), columns)
     return [str(i) for i in range(len(x))], x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,10 @@ from infocnf.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_frame", "read_table"]
+__all__ = ["TABLES", "read_frame", "read_table"]
+
+TABLES = (".csv", ".tsv", ".parquet")
+RESERVED = ("example", "log_likelihood", "nfe")  # columns of predictions
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -23,7 +28,10 @@ def read_frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix.lower() == ".parquet":
+            frame = pd.read_parquet(path)
+        else:
+            frame = pd.read_csv(path, skipinitialspace=True, **punctuation(path))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except Exception as error:  # each format has errors of its own
@@ -31,24 +39,45 @@ def read_frame(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read as a table ({reason})") from None
     if frame.empty:
         raise InputError(f"{path} has no rows")
+    frame.columns = [str(name).strip() for name in frame.columns]
     return frame
 
 
-def read_table(path: Path, label: str | list[str] | None) -> Raw:
-    """Features and labels of a table: whole numbers and words are classes, other numbers real."""
+def punctuation(path: Path) -> dict[str, str]:
+    """What separates values and what decimals, from the first lines of a file."""
+    with path.open(errors="replace") as stream:
+        head, line = stream.readline(), stream.readline()
+    separator = max(",;\t", key=head.count)
+    comma = separator != "," and re.search(r"\d,\d", line) and not re.search(r"\d\.\d", line)
+    return {"sep": separator, "decimal": "," if comma else "."}
+
+
+def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = ()) -> Raw:
+    """Features and labels of a table: words and whole numbers are classes, unless they are said to
+    be amounts; numbers with a decimal point are amounts.
+    """
     frame = read_frame(path)
     names = [label] if isinstance(label, str) else list(label or [])
+    unnamed = [name for name in frame.columns if not name or name.startswith("Unnamed:")]
+    if unnamed:
+        raise InputError(
+            f"{path} has a column without a name (row numbers?): remove it, or give it a name"
+        )
     for name in names:
         if name not in frame.columns:
             near = get_close_matches(name, map(str, frame.columns), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
             raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
+    taken = [name for name in names if name in RESERVED]
+    if taken:
+        raise InputError(f"{path}: a label cannot be called {taken[0]!r}: rename the column")
     labels, classes = {}, {}
     for name in names:
         if frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax()) + 1
             raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
-        labels[name], found = classes_of(plain(frame[name]), f"{path}, column {name!r}")
+        column = frame[name].astype(float) if name in real else frame[name]
+        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
         if found:
             classes[name] = found["label"]
 
@@ -61,8 +90,8 @@ def read_table(path: Path, label: str | list[str] | None) -> Raw:
         )
     if not len(features.columns):
         raise InputError(f"{path} has no column besides its labels")
-    x = finite(features.to_numpy(np.float64), str(path))
-    columns = tuple(map(str, features.columns))
+    columns = tuple(features.columns)
+    x = finite(features.to_numpy(np.float64), str(path), columns)
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 

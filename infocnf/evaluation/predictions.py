@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,18 +10,25 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.evaluation.density import score
+from infocnf.evaluation.density import Scores, score
 from infocnf.models import Categorical, InfoCNF
-from infocnf.tolerances import Fixed
+from infocnf.ode import SolveError
+from infocnf.tolerances import Fixed, Policy
 
 __all__ = ["Predictions", "predict"]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Columns of a table with a row per example, in order."""
+    """Columns of a table with a row per example, in order.
+
+    Arguments:
+        columns: By name; NaN where an example could not be solved.
+        unsolved: How many examples have no finite likelihood.
+    """
 
     columns: dict[str, list[object]]
+    unsolved: int
 
 
 def predict(
@@ -50,16 +58,46 @@ def predict(
     for begin in range(0, len(x), batch_size):
         raw = x[begin : begin + batch_size].to(model.device)
         prepared = preparation(raw, dtype)
-        parts.append(score(model, prepared, {}, Fixed(tolerance), preparation.log_scale))
+        parts.append(score_all(model, prepared, Fixed(tolerance), preparation.log_scale))
         progress(len(raw))
 
     columns: dict[str, list[object]] = {}
     for name in model.code.heads:
         answer = torch.cat([part.answers[name] for part in parts])
         columns.update(answer_columns(model, name, answer, classes.get(name, ())))
-    columns["log_likelihood"] = torch.cat([part.marginal for part in parts]).tolist()
+    likelihood = torch.cat([part.marginal for part in parts])
+    columns["log_likelihood"] = likelihood.tolist()
     columns["nfe"] = torch.cat([part.evaluations.sum(1) for part in parts]).tolist()
-    return Predictions(columns)
+    return Predictions(columns, unsolved=int((~likelihood.isfinite()).sum()))
+
+
+def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Scores:
+    """Scores of prepared examples; NaN, and no evaluations, for those that cannot be solved."""
+    kept = torch.arange(len(x))
+    while len(kept):
+        try:
+            found = score(model, x[kept], {}, policy, log_scale)
+            break
+        except SolveError as error:
+            kept = kept[error.solution.done.cpu()]
+    else:
+        found = score(model, torch.zeros_like(x[:1]) + 0.5, {}, policy, log_scale)
+        kept = kept[:0]
+
+    def spread(values: Tensor) -> Tensor:
+        whole = values.new_full(
+            (len(x), *values.shape[1:]), values.dtype.is_floating_point and math.nan
+        )
+        whole[kept] = values[: len(kept)]
+        return whole
+
+    return Scores(
+        log_prob=spread(found.log_prob),
+        marginal=spread(found.marginal),
+        evaluations=spread(found.evaluations),
+        tolerances=spread(found.tolerances),
+        answers={name: spread(answer) for name, answer in found.answers.items()},
+    )
 
 
 def answer_columns(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from infocnf.flows.bijection import Bijection, Traversal
-from infocnf.ode.streams import draw_uniform
+from infocnf.ode.streams import DEQUANTISE, draw_uniform
 
 __all__ = ["Logit", "Scale", "dequantise", "quantise"]
 
@@ -43,7 +43,7 @@ def dequantise(
     if seeds is None:
         noise = torch.rand(like.shape, dtype=dtype, device=like.device, generator=generator)
     else:
-        noise = draw_uniform(seeds, like)
+        noise = draw_uniform(seeds, like, DEQUANTISE)
 
     # the largest number below one: (255 + 0.99999997) / 256 would round up to 1 in float32
     return ((like + noise) / levels).clamp(max=1.0 - torch.finfo(dtype).eps / 2)

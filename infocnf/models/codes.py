@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models.factors import Factor
-from infocnf.ode.streams import draw_uniform
+from infocnf.ode.streams import DROPOUT, draw_uniform
 
 __all__ = ["PLACES", "Code", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
 
 PLACES = ("first_scale", "last_scale", "every_scale")
 Labels = Mapping[str, Tensor]
-DROPOUT = -2  # stream of the masks: blocks use 0, 1, ... for their probes
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,13 @@ class FactorHead(nn.Module):
             lambda embedded: normal_log_prob(z.unsqueeze(1), *self.embedded_moments(embedded)), z
         )
 
-    def answer(self, z: Tensor, training: bool = False, seeds: Tensor | None = None) -> Tensor:
+    def answer(
+        self,
+        z: Tensor,
+        training: bool = False,
+        seeds: Tensor | None = None,
+        stream: int = DROPOUT,
+    ) -> Tensor:
         """The classifier's output ``(batch, outputs)``; with dropout where it is being trained, its
         masks from a seed of each sample ``(batch,)`` where given.
         """
@@ -150,7 +155,7 @@ class FactorHead(nn.Module):
             return self.classifier(z)
         if seeds is None:
             return self.classifier(self.dropout(z))
-        kept = draw_uniform(seeds, z, stream=DROPOUT) >= self.dropout.p
+        kept = draw_uniform(seeds, z, stream) >= self.dropout.p
         return self.classifier(z * kept / max(1.0 - self.dropout.p, 1e-12))
 
 
@@ -233,8 +238,11 @@ class PartitionedCode(nn.Module):
         self, z_y: Tensor, training: bool = False, seeds: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Output of each factor's classifier; with dropout where it is being trained."""
-        parts = self.by_factor(z_y).items()
-        return {name: head.answer(code, training, seeds) for name, (head, code) in parts}
+        parts = enumerate(self.by_factor(z_y).items())
+        return {
+            name: head.answer(code, training, seeds, DROPOUT - i)
+            for i, (name, (head, code)) in parts
+        }
 
     def draw(
         self,

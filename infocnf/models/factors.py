@@ -158,7 +158,7 @@ class Real:
 
     def distribution(self, answer: Tensor) -> Normal:
         """The Gaussian of each answer (location, logarithm of the width)."""
-        location, log_width = answer.unbind(-1)
+        location, log_width = answer.double().unbind(-1)  # a large mean would round the rest away
         return Normal(
             self.mean + self.scale * location, self.scale * log_width.exp(), validate_args=False
         )

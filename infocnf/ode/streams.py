@@ -4,6 +4,9 @@ A generator's numbers depend on the order in which they are drawn, and so on the
 number of processes and on where a run was interrupted. These are computed from counters (SplitMix64
 over seed, stream and position), so that a sample gets the same noise wherever and whenever it is
 met.
+
+The same seed gives unrelated numbers in every stream: continuous blocks use 0, 1, ... for their
+probes, all else has negative ones.
 """
 
 from __future__ import annotations
@@ -13,7 +16,19 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["combine_seeds", "draw_uniform", "draw_words", "sample_seeds", "to_uniform"]
+__all__ = [
+    "DEQUANTISE",
+    "DROPOUT",
+    "FLIP",
+    "combine_seeds",
+    "draw_uniform",
+    "draw_words",
+    "sample_seeds",
+    "to_uniform",
+]
+
+FLIP, DEQUANTISE = -2, -3
+DROPOUT = -16  # and below: one for each factor
 
 
 def sample_seeds(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from infocnf.reports.samples import Grid
@@ -35,6 +36,8 @@ def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
+    if x == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
@@ -42,7 +45,9 @@ def grid(images: Grid, size: float = 0.55) -> bytes:
     """Images in rows and columns with their titles."""
     rows, columns = images.images.shape[:2]
     left = 0.16 * max((len(name) for name in images.rows), default=0)
-    top = 0.3 if images.columns else 0.0
+    longest = max((len(name) for name in images.columns), default=0)
+    slanted = longest * 0.075 > size
+    top = (0.1 + 0.07 * longest if slanted else 0.3) if images.columns else 0.0
     width, height = left + columns * size, top + rows * size
     figure = Figure(figsize=(width, height))
     for i in range(rows):
@@ -60,7 +65,8 @@ def grid(images: Grid, size: float = 0.55) -> bytes:
         figure.text((left - 0.08) / width, y, name, ha="right", va="center", fontsize=10)
     for j, name in enumerate(images.columns):
         x = (left + (j + 0.5) * size) / width
-        figure.text(x, (height - top / 2) / height, name, ha="center", va="center", fontsize=8)
+        y = (height - top + 0.05) / height
+        figure.text(x, y, name, ha="center", va="bottom", fontsize=8, rotation=90 * slanted)
     return png(figure, dpi=140)
 
 
@@ -103,7 +109,7 @@ def plot(axes: Axes, rows: Rows, name: str, label: str, colour: str) -> None:
 def tolerances(rows: Rows) -> bytes:
     """The tolerance of each block over the epochs."""
     names = [name for name in rows[0] if name.startswith("tolerance_")]
-    figure = Figure(figsize=(6, 3), layout="constrained")
+    figure = Figure(figsize=(4.5, 2.6), layout="constrained")
     axes = figure.subplots()
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, len(names)))
     for name, colour in zip(names, colours, strict=True):
@@ -119,7 +125,7 @@ def tolerances(rows: Rows) -> bytes:
 def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
     """Which class is taken for which, in numbers of examples."""
     counts = np.array(matrix)
-    size = 1.6 + 0.42 * len(counts)
+    size = max(1.6 + 0.42 * len(counts), 3.6)
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -148,11 +154,20 @@ def density(x: np.ndarray, values: np.ndarray, data: np.ndarray) -> bytes:
     return png(figure)
 
 
-def scatter(samples: np.ndarray, data: np.ndarray, columns: Sequence[str]) -> bytes:
-    """Samples beside data, in the first two columns."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    pair: Any = figure.subplots(1, 2, sharex=True, sharey=True)
-    for axes, points, title in zip(pair, (data, samples), ("Data", "Samples"), strict=True):
-        axes.plot(points[:, 0], points[:, 1], ".", color=BLUE, markersize=3, alpha=0.5)
+def scatter(
+    panels: Mapping[str, tuple[np.ndarray, Sequence[str]]], columns: Sequence[str]
+) -> bytes:
+    """Rows in their first two columns, coloured by label, a panel for each title."""
+    figure = Figure(figsize=(4.4 * len(panels), 4), layout="constrained")
+    row: Any = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (title, (points, labels)) in zip(row, panels.items(), strict=True):
+        for i, name in enumerate(sorted(set(labels)) or [""]):
+            mine = points[[label == name for label in labels]] if labels else points
+            colour = matplotlib.colormaps["tab10"](i % 10)
+            axes.plot(
+                mine[:, 0], mine[:, 1], ".", color=colour, markersize=4, alpha=0.6, label=name
+            )
         tidy(axes, title, columns[0], columns[1])
+    if 1 < len(row[0].get_lines()) <= 12:
+        row[0].legend(frameon=False, fontsize=8)
     return png(figure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,7 @@ def write_report(run: Run) -> Path:
     parts = [*pictures_of(model, data, run.preparation), progress(rows)]
     if evaluation:
         parts += mistakes(evaluation, data)
-    environment = json.loads((run.folder / "environment.json").read_text())
+    environment = run.read_json("environment.json")
     page = Environment(loader=PackageLoader("infocnf.reports", "."), autoescape=True)
     text = page.get_template("page.html.j2").render(
         title=f"{kind(model)} on {data.name}",
@@ -112,8 +111,8 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
 
 def read_evaluation(run: Run) -> dict[str, Any] | None:
     """``evaluation.json``, if the run was evaluated."""
-    path = run.folder / "evaluation.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    name = "evaluation.json"
+    return run.read_json(name) if (run.folder / name).is_file() else None
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -169,12 +168,19 @@ def pictures_of(model: InfoCNF, data: Dataset, preparation: Preparation) -> list
 
 def plots_of_rows(model: InfoCNF, data: Dataset, preparation: Preparation) -> list[Part]:
     """Density or samples of rows."""
-    raw = data.raw.x[data.parts["test"]]
-    samples = draw_samples(model, preparation, 2000, tolerance=1e-4).double().cpu().numpy()
+    examples, labels = data.examples("test")
+    raw = examples.numpy()
+    name = main_factor(model)
     if raw.shape[1] > 1:
+        count = min(max(len(raw), 100), 2000)
+        samples = draw_samples(model, preparation, count, tolerance=1e-4).double().cpu().numpy()
         columns = data.raw.columns or tuple(f"feature {i}" for i in range(raw.shape[1]))
-        text = "Test data and samples of the model, in the first two columns."
-        return [Part("Samples", text, [figures.scatter(samples, raw[:2000], columns)])]
+        classes = data.raw.classes[name] if name else ()
+        true = [classes[i] for i in labels[name][:count].tolist()] if name else []
+        drawn = [classes[i % len(classes)] for i in range(count)] if name else []
+        panels = {"Test data": (raw[:count], true), "Samples": (samples, drawn)}
+        text = "Test data and samples of the model, classes in turn, in the first two columns."
+        return [Part("Samples", text, [figures.scatter(panels, columns)])]
     low, high = raw.min(), raw.max()
     x = np.linspace(low - 0.2 * (high - low), high + 0.2 * (high - low), 600)
     dtype = next(model.flow.parameters()).dtype

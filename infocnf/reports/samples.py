@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,9 @@ from infocnf.data import Preparation
 from infocnf.models import Categorical, InfoCNF
 
 __all__ = ["Grid", "class_grid", "counterfactual_grid", "draw_samples", "main_factor"]
+
+
+AT_ONCE = 1000  # samples solved at a time
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ def draw_samples(
     temperature: float = 1.0,
     tolerance: float = 1e-5,
     seed: int = 0,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """Samples in the units of the data, ``(count, ...)``: of one class, or of classes in turn."""
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -47,9 +51,14 @@ def draw_samples(
         factor = model.factors[name]
         assert isinstance(factor, Categorical)
         turn = torch.arange(count) % factor.classes
-        labels = {name: turn if label is None else torch.full((count,), label)}
-    x = model.sample(count, labels, temperature, tolerance=tolerance, generator=generator)
-    return preparation.restore(x)
+        labels = turn if label is None else torch.full((count,), label)
+    parts = []
+    for chosen in torch.arange(count).split(AT_ONCE):
+        y = None if labels is None or name is None else {name: labels[chosen]}
+        x = model.sample(len(chosen), y, temperature, tolerance=tolerance, generator=generator)
+        parts.append(preparation.restore(x))
+        progress(len(chosen))
+    return torch.cat(parts)
 
 
 def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:

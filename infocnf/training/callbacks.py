@@ -83,6 +83,7 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     for block in range(len(module.blocks)):
         row[f"tolerance_{block}"] = train.mean(f"tolerance_{block}")
     row["samples_failed"] = int(train.sums.get("failed", 0.0))
+    row["validation_samples_failed"] = int(validation.sums.get("failed", 0.0))
     row["steps_skipped"] = module.skipped
     row["learning_rate"] = module.optimizer.param_groups[0]["lr"]
     row["seconds"] = train.sums.get("seconds", 0.0)
@@ -98,7 +99,8 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
 def to_csv(rows: list[Row]) -> str:
     """Rows as a table with a header; a missing figure is empty."""
     text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n", extrasaction="ignore")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     return text.getvalue()
@@ -113,7 +115,7 @@ class Keeper(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.best: float | None = None
+        self.best: list[float] | None = None
         self.improved = False
         self.saved = monotonic()
         self.asked = 0
@@ -126,6 +128,9 @@ class Keeper(Callback):
                 self.before[number] = signal.signal(number, self.ask)
         if not trainer.global_step:
             self.save(trainer)
+        elif self.improved and trainer.is_global_zero:  # it was killed before this was done
+            self.copy_best()
+        self.improved = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """Stop after this step; at once when asked again."""
@@ -158,7 +163,7 @@ class Keeper(Callback):
         """Save or stop where any process wanted it; after an epoch's last step its end does."""
         assert isinstance(pl_module, FlowModule)
         last = batch_idx + 1 == pl_module.order.steps
-        if not last and not pl_module.streak and any(pl_module.decided.values()):
+        if not last and any(pl_module.decided.values()):
             self.save(trainer)
         if not last and pl_module.decided["stop"]:
             raise StoppedError(
@@ -168,8 +173,11 @@ class Keeper(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the model where it is the best so far."""
         assert isinstance(pl_module, FlowModule)
-        score = pl_module.validation.mean("loss")
-        self.improved = score is not None and (self.best is None or score < self.best)
+        loss, failed = pl_module.validation.mean("loss"), pl_module.validation.sums.get("failed", 0)
+        if loss is None:
+            return
+        score = [failed, loss]  # a model that solves fewer examples is worse, whatever their loss
+        self.improved = self.best is None or score < self.best
         if self.improved:
             self.best = score
             if pl_module.config.training.select == "best":
@@ -212,9 +220,9 @@ class Keeper(Callback):
         self.before.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score so far."""
-        return {"best": self.best}
+        """The best score so far, and whether this is its checkpoint."""
+        return {"best": self.best, "improved": self.improved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The best score of the checkpoint."""
-        self.best = state_dict["best"]
+        """Undo :meth:`state_dict`."""
+        self.best, self.improved = state_dict["best"], state_dict["improved"]

@@ -16,6 +16,7 @@ __all__ = ["Config"]
 
 Positive = Annotated[int, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -33,7 +34,8 @@ class DataConfig(Section):
         None, description="own data: folder of class folders, .npz, .csv, .parquet"
     )
     directory: str | None = Field(None, description="folder with the files of a catalogue set")
-    label: str | list[str] | None = Field("label", description="label column(s) of a table")
+    label: str | list[str] = Field("label", description="label column(s) of a table; none: []")
+    real: list[str] = Field([], description="labels of whole numbers that are amounts, not classes")
     levels: Annotated[int, Field(ge=2, le=65536)] | None = Field(
         None, description="grey levels of .npz images; found from the data when left out"
     )
@@ -41,7 +43,13 @@ class DataConfig(Section):
     validation: Share = Field(0.1, description="validation part: a fraction, or a number")
     test: Share = Field(0.1, description="test part where there is no official one")
     limit: Positive | None = Field(None, description="use at most so many examples of each part")
-    seed: int = Field(0, description="seed of the division")
+    seed: Seed = Field(0, description="seed of the division")
+
+    @field_validator("label", mode="before")
+    @classmethod
+    def no_label(cls, value: object) -> object:
+        """None means no label; TOML has no word for it but an empty list."""
+        return [] if value is None else value
 
 
 class ModelConfig(Section):
@@ -97,7 +105,7 @@ class TrainingConfig(Section):
         0.0, description="decay of the moving average of weights; 0: none"
     )
     precision: Literal["float32", "float64"] = Field("float32", description="float32, float64")
-    seed: int = Field(0, description="seed of weights, order and noise")
+    seed: Seed = Field(0, description="seed of weights, order and noise")
     validate_every: Positive = Field(1, description="epochs between validations")
     select: Literal["best", "last"] = Field("best", description="model to keep: best, last")
     checkpoint_minutes: Weight = Field(10.0, description="minutes between checkpoints in an epoch")

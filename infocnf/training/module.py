@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from copy import deepcopy
 from time import perf_counter
 from typing import Any, cast
 
@@ -26,12 +26,12 @@ from infocnf.flows import ContinuousBlock
 from infocnf.models import Categorical, InfoCNF
 from infocnf.objectives import Objective, likelihood_objective
 from infocnf.ode.streams import combine_seeds
-from infocnf.training import checkpoints
 from infocnf.training.account import Account, account_of
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
+from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
 
 __all__ = ["FlowModule"]
 
@@ -47,18 +47,17 @@ class FlowModule(LightningModule):
         config: The run.
         model: The model.
         data: The examples.
-        folder: Where the run's checkpoints are, for roll-backs.
     """
 
-    def __init__(self, config: Config, model: InfoCNF, data: Dataset, folder: Path) -> None:
+    def __init__(self, config: Config, model: InfoCNF, data: Dataset) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.config, self.model, self.folder = config, model, folder
+        self.config, self.model = config, model
         decay = config.training.ema
         self.average = AveragedModel(model, multi_avg_fn=averaging(decay)) if decay else None
         if self.average is not None:
             self.average.requires_grad_(False)
-        self.preparation = data.preparation
+        self.preparation, self.classes = data.preparation, data.raw.classes
         self.examples = {part: data.examples(part) for part in ("train", "validation")}
         self.order = Order(
             len(self.examples["train"][0]), config.training.batch_size, config.training.seed
@@ -68,6 +67,9 @@ class FlowModule(LightningModule):
         self.epoch, self.validation = Account(), Account()
         self.latest: dict[str, float] = {}  # of the last step
         self.halvings = self.streak = self.skipped = 0
+        # where to go back to: the start of an epoch, good once a step from there has succeeded
+        self.candidate: dict[str, Any] | None = None
+        self.good: dict[str, Any] | None = None
         self.votes = {"stop": False, "save": False}  # of this process; `decided` is of all
         self.decided = dict.fromkeys(self.votes, False)
         self.waited = 0.0
@@ -135,6 +137,8 @@ class FlowModule(LightningModule):
             self.current_epoch, batch_idx, self.global_rank, self.trainer.world_size
         )
 
+        if batch_idx == 0:
+            self.candidate = self.snapshot(number)
         self.optimizer.zero_grad()
         sums = Account()
         for piece in pieces(len(indices), self.config.training.micro_batch or self.order.examples):
@@ -175,7 +179,7 @@ class FlowModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Add up over processes."""
-        self.reduce(self.validation, gradients=False)
+        self.reduce(self.validation, training=False)
 
     # ------------------------------------------------------------------------------- the step
 
@@ -245,6 +249,8 @@ class FlowModule(LightningModule):
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.streak = 0
+        if self.candidate is not None:
+            self.good, self.candidate = self.candidate, None
         figures = {name: value for name, value in sums.means().items() if value is not None}
         self.model.policy.end_step(figures)
         self.latest = {**figures, "gradient_norm": norm, "rate": factor}
@@ -255,7 +261,7 @@ class FlowModule(LightningModule):
         return cast("torch.optim.Optimizer", self.optimizers())
 
     def give_up_step(self, number: int) -> None:
-        """Leave the weights as they are; after several times go back to the last checkpoint."""
+        """Leave the weights as they are; after several times go back to where they were good."""
         self.skipped += 1
         self.streak += 1
         log.warning("step %d skipped: its loss or gradient is not finite", number)
@@ -266,18 +272,32 @@ class FlowModule(LightningModule):
                 f"training keeps diverging after {self.halvings} roll-backs: "
                 "lower training.learning_rate or set training.clip"
             )
-        halvings = self.halvings + 1
-        saved = checkpoints.read(checkpoints.latest(self.folder))
-        self.load_state_dict(saved["state_dict"])
-        cast("Any", self.optimizer).optimizer.load_state_dict(saved["optimizer_states"][0])
-        self.restore(saved["infocnf"]["blocks"])
-        self.halvings, self.streak = halvings, 0
+        target = self.good or self.candidate
+        assert target is not None
+        self.load_state_dict(target["weights"])
+        self.plain_optimizer.load_state_dict(deepcopy(target["optimizer"]))
+        self.restore(target["blocks"])
+        self.halvings, self.streak, self.candidate = self.halvings + 1, 0, None
         log.warning(
-            "rolled back to the weights of step %d; the learning rate is halved (now %g of the "
+            "rolled back to the weights before step %d; the learning rate is halved (now %g of the "
             "schedule's)",
-            saved["global_step"],
-            0.5**halvings,
+            target["number"],
+            0.5**self.halvings,
         )
+
+    def snapshot(self, number: int) -> dict[str, Any]:
+        """The state before a step, to go back to."""
+        return {
+            "number": number,
+            "weights": {name: value.clone() for name, value in self.state_dict().items()},
+            "optimizer": deepcopy(self.plain_optimizer.state_dict()),
+            "blocks": self.first_steps,
+        }
+
+    @property
+    def plain_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser itself."""
+        return cast("Any", self.optimizer).optimizer
 
     def check_failures(self) -> None:
         """Stop where too many examples of an epoch could not be solved."""
@@ -313,32 +333,25 @@ class FlowModule(LightningModule):
         batches = pieces(mine.stop - mine.start, self.config.evaluation.batch_size)
         return [slice(mine.start + b.start, mine.start + b.stop) for b in batches]
 
-    def reduce(self, sums: Account, gradients: bool = True) -> None:
-        """Add figures, and gradients, up over all processes."""
+    def reduce(self, sums: Account, training: bool = True) -> None:
+        """Add figures up over all processes; in training gradients, too, and share first steps."""
         if self.trainer.world_size == 1:
             return
-        started = perf_counter()
-        values = [sums.sums.get(name, 0.0) for name in self.names]
-        vector = torch.tensor(values, dtype=torch.float64)
-        vector = self.trainer.strategy.reduce(vector.to(self.device), reduce_op="sum")
+        strategy, started = self.trainer.strategy, perf_counter()
+        sums.sums = add_figures(strategy, sums.sums, self.names, self.device)
         self.waited += perf_counter() - started
-        sums.sums = dict(zip(self.names, vector.tolist(), strict=True))
-        if not gradients:
-            return
-        for group in self.optimizer.param_groups:
-            flat = torch.cat([gradient_of(p).flatten() for p in group["params"]])
-            flat = self.trainer.strategy.reduce(flat, reduce_op="sum")
-            for parameter, part in zip(
-                group["params"], flat.split([p.numel() for p in group["params"]]), strict=True
-            ):
-                parameter.grad = part.view_as(parameter)
+        if training:
+            add_gradients(strategy, self.optimizer.param_groups)
+            self.restore(mean_first_steps(strategy, self.first_steps, self.device))
 
     # ----------------------------------------------------------------------------- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What is not in weights and optimiser."""
         checkpoint["infocnf"] = {
-            "blocks": [block.first_step for block in self.blocks],
+            "blocks": self.first_steps,
+            "candidate": self.candidate,
+            "good": self.good,
             "epoch": dict(self.epoch.sums),
             "halvings": self.halvings,
             "streak": self.streak,
@@ -352,16 +365,17 @@ class FlowModule(LightningModule):
         self.epoch = Account(dict(saved["epoch"]))
         self.halvings, self.streak = saved["halvings"], saved["streak"]
         self.skipped = saved["skipped"]
+        self.candidate, self.good = saved["candidate"], saved["good"]
+
+    @property
+    def first_steps(self) -> list[float | None]:
+        """The steps with which the blocks' next solves begin."""
+        return [block.first_step for block in self.blocks]
 
     def restore(self, first_steps: list[float | None]) -> None:
-        """The steps with which the blocks' next solves begin."""
+        """Undo :attr:`first_steps`."""
         for block, step in zip(self.blocks, first_steps, strict=True):
             block.first_step = step
-
-
-def gradient_of(parameter: Tensor) -> Tensor:
-    """The gradient, zero where none arrived."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def averaging(decay: float) -> Callable[[Any, Any, Any], None]:

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import sys
 import warnings
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -41,10 +43,21 @@ from infocnf.training.callbacks import Journal, Keeper
 from infocnf.training.checkpoints import SafeCheckpoints, latest, set_aside
 from infocnf.training.config import Config
 from infocnf.training.module import FlowModule
-from infocnf.training.settings import apply_settings, parse_config, read_tables, to_toml
+from infocnf.training.settings import (
+    apply_settings,
+    differences,
+    parse_config,
+    read_tables,
+    to_toml,
+)
 
 __all__ = ["Run", "begin", "resume"]
 
+OURS = re.compile(
+    r"(config\.toml|(environment|data|evaluation[a-z-]*)\.json|splits\.npz|metrics\.csv|checkpoints|"
+    r"model|samples\.(png|csv)|report\.html|hparams\.yaml|events\.out\.tfevents\..*|\..*\.\d+)$"
+)
+FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 PACKAGES = ("infocnf", "torch", "lightning", "numpy", "pydantic", "scikit-learn", "torchmetrics")
 CHANGEABLE = ("training.epochs", "trainer.", "evaluation.")
 
@@ -110,11 +123,26 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """What was recorded of its data."""
-        path = self.folder / "data.json"
+        facts = self.read_json("data.json")
+        missing = [name for name in FACTS if name not in facts]
+        if missing:
+            raise InputError(
+                f"{self.folder / 'data.json'} has no {missing[0]!r}: restore it, or train again"
+            )
+        return facts
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A file of the run, or an error that names it."""
+        path = self.folder / name
         try:
-            return json.loads(path.read_text())
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict):
+                raise ValueError("it holds no table")
+            return found
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error})") from None
+            raise InputError(
+                f"{path} cannot be read ({error}): restore it, or make it again"
+            ) from None
 
     @property
     def preparation(self) -> Preparation:
@@ -126,10 +154,17 @@ class Run:
 
     def data(self) -> Dataset:
         """Its examples, the same as in training."""
-        data = build_data(self.config)
+        try:
+            data = build_data(self.config)
+        except InputError as error:
+            raise InputError(
+                f"{error} (the data of {self.folder}; data.path and data.directory in its "
+                "config.toml say where it was)"
+            ) from None
         if data.describe()["sha256"] != self.facts["sha256"]:
             raise InputError(
-                f"{data.name} is not what {self.folder} was trained on: its content has changed"
+                f"{data.name} is not what {self.folder} was trained on: its content, classes or "
+                "division has changed"
             )
         return data
 
@@ -138,13 +173,16 @@ def begin(
     config: Config, folder: Path, *, overwrite: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Run:
     """Train from the beginning, into a directory that is new or may be overwritten."""
+    if config.data.path and folder.resolve().is_relative_to(Path(config.data.path).resolve()):
+        raise InputError(f"{folder} is inside the data {config.data.path}: choose another --out")
     run, data = Run(folder), build_data(config)
     model = build_model(config, data)
     check_parts(config, data)
+    trainer = make_trainer(run, config, callbacks)
     if is_leader():
         claim(folder, overwrite)
         describe(run, config, data)
-    fit(run, config, model, data, callbacks, checkpoint=None)
+    fit(trainer, FlowModule(config, model, data), checkpoint=None)
     return run
 
 
@@ -155,20 +193,24 @@ def resume(
     run = Run.open(folder)
     config = run.config
     if settings:
-        fixed = [s for s in settings if not s.startswith(CHANGEABLE)]
-        if fixed:
+        wanted = parse_config(apply_settings(config.model_dump(), settings), str(folder))
+        changed = [key for key in differences(config, wanted) if not key.startswith(CHANGEABLE)]
+        if changed:
             raise InputError(
-                f"{fixed[0]!r} cannot change in a run that has begun: start a new one with --out"
+                f"{changed[0]} cannot change in a run that has begun: start a new one with --out"
             )
-        config = parse_config(apply_settings(config.model_dump(), settings), str(folder))
+        config = wanted
     checkpoint = latest(folder / "checkpoints")
     data = run.data()
     model = build_model(config, data)
+    check_parts(config, data)
+    trainer = make_trainer(run, config, callbacks)
     if is_leader():
         set_aside(folder / "checkpoints")
-    if is_leader() and settings:
+        for draft in (*folder.glob(".*.*"), *folder.glob("*/.*.*")):
+            draft.unlink()  # what a kill left half written
         write(folder / "config.toml", to_toml(config).encode())
-    fit(run, config, model, data, callbacks, checkpoint)
+    fit(trainer, FlowModule(config, model, data), checkpoint)
     return run
 
 
@@ -182,8 +224,11 @@ def claim(folder: Path, overwrite: bool) -> None:
                 f"{folder} exists: continue it with --resume, replace it with --overwrite, "
                 "or choose another --out"
             )
-        if not (folder / "config.toml").is_file():
-            raise InputError(f"{folder} is not a run directory, it will not be overwritten")
+        foreign = [path.name for path in folder.iterdir() if not OURS.match(path.name)]
+        if foreign:
+            raise InputError(
+                f"{folder} holds {foreign[0]!r}, which is not of a run: it will not be overwritten"
+            )
         shutil.rmtree(folder)
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -195,7 +240,7 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 def check_parts(config: Config, data: Dataset) -> None:
     """Refuse columns without a density, and more processes than there are examples to share."""
-    _ = data.preparation
+    _ = data.preparation  # says so itself
     world = config.trainer.devices * config.trainer.nodes
     if len(data.parts["validation"]) < world:
         raise InputError(f"{world} processes cannot share {len(data.parts['validation'])} examples")
@@ -239,25 +284,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def fit(
-    run: Run,
-    config: Config,
-    model: InfoCNF,
-    data: Dataset,
-    callbacks: Sequence[Callback],
-    checkpoint: Path | None,
-) -> None:
-    """Train until the last epoch."""
+def make_trainer(run: Run, config: Config, callbacks: Sequence[Callback]) -> Trainer:
+    """Lightning's trainer for a run; nothing is written yet."""
     world = config.trainer.devices * config.trainer.nodes
     if config.trainer.threads or world > 1:
         share = max(1, (os.cpu_count() or 1) // config.trainer.devices)
         torch.set_num_threads(config.trainer.threads or share)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    module = FlowModule(config, model, data, run.folder / "checkpoints")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning")
-        trainer = Trainer(
+    try:
+        return Trainer(
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
             num_nodes=config.trainer.nodes,
@@ -274,4 +310,15 @@ def fit(
             inference_mode=False,
             default_root_dir=run.folder,
         )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"trainer.accelerator={config.trainer.accelerator}, devices={config.trainer.devices}: "
+            f"{error}"
+        ) from None
+
+
+def fit(trainer: Trainer, module: FlowModule, checkpoint: Path | None) -> None:
+    """Train until the last epoch."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)

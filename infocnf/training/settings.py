@@ -14,7 +14,16 @@ from pydantic import BaseModel, ValidationError
 from infocnf.errors import InputError
 from infocnf.training.config import Config
 
-__all__ = ["apply_settings", "keys", "parse_config", "presets", "read_config", "to_toml"]
+__all__ = [
+    "apply_settings",
+    "differences",
+    "explain",
+    "keys",
+    "parse_config",
+    "presets",
+    "read_config",
+    "to_toml",
+]
 
 PRESETS = files("infocnf.training") / "presets"
 
@@ -28,8 +37,10 @@ def presets() -> dict[str, str]:
     }
 
 
-def read_tables(source: str) -> dict[str, Any]:
+def read_tables(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The tables of a preset or a file, over those of its ``base``."""
+    if source in above:
+        raise InputError(f"configuration {source} has itself as its base: change its base")
     if source.endswith(".toml"):
         try:
             text = Path(source).read_text()
@@ -38,13 +49,14 @@ def read_tables(source: str) -> dict[str, Any]:
     elif source in presets():
         text = (PRESETS / f"{source}.toml").read_text()
     else:
-        raise InputError(f"no preset is called {source!r}: {suggest(source, presets())}")
+        hint = f"to train on it use --data {source}" if Path(source).exists() else ""
+        raise InputError(f"no preset is called {source!r}: {hint or suggest(source, presets())}")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"configuration {source} is not TOML: {error}") from None
     base = tables.pop("base", None)
-    return tables if base is None else merge(read_tables(base), tables)
+    return tables if base is None else merge(read_tables(str(base), (*above, source)), tables)
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +118,8 @@ def parse_config(tables: dict[str, Any], source: str) -> Config:
             reason = first["msg"].removeprefix("Value error, ")
             value = "" if ", got " in reason else f", got {first['input']!r}"
             message = f"{key}: {reason[0].lower()}{reason[1:]}{value}"
-        raise InputError(f"{message} (in {source})") from None
+        place = f"preset {source}" if source in presets() else source
+        raise InputError(f"{message} (in {place})") from None
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -126,6 +139,49 @@ def suggest(name: str, known: Iterable[str]) -> str:
         key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]
     ]
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+
+
+def differences(one: Config, two: Config) -> list[str]:
+    """Names of the settings in which two configurations differ."""
+
+    def flat(config: Config) -> dict[str, Any]:
+        tables = config.model_dump()
+        return {
+            f"{name}.{key}" if name != "tolerance" else name: value
+            if name != "tolerance"
+            else table
+            for name, table in tables.items()
+            for key, value in table.items()
+        }
+
+    a, b = flat(one), flat(two)
+    return [key for key in a if a[key] != b.get(key)]
+
+
+def explain(config: Config) -> str:
+    """The configuration as TOML with a word on every setting, also on those without a value."""
+    import tomli_w
+
+    lines = [tomli_w.dumps({"tolerance": config.tolerance}).rstrip()]
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        if not isinstance(section, BaseModel):
+            continue
+        lines += ["", f"[{name}]  # {(type(section).__doc__ or '').splitlines()[0]}"]
+        for key, inner in type(section).model_fields.items():
+            value = getattr(section, key)
+            shown = f"# {key} =" if value is None else one_line_toml(key, value)
+            lines.append(f"{shown:<34} # {inner.description}")
+    return "\n".join(lines) + "\n"
+
+
+def one_line_toml(key: str, value: object) -> str:
+    """A setting as TOML in one line."""
+    import json
+
+    if isinstance(value, list | str):
+        return f"{key} = {json.dumps(value)}"
+    return f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
 
 def to_toml(config: Config) -> str:
