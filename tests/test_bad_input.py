@@ -24,6 +24,8 @@ SETTINGS = {
     "epochs=3": "did you mean 'training.epochs'",
     "training.epochs=-1": "greater than 0, got -1",
     "training.epochs=many": "valid integer.*'many'",
+    "training.seed=-1": "training.seed.*greater than or equal to 0",
+    "data.seed=99999999999999999999": "data.seed",
     "training.precision=float16": "float32.*float64.*'float16'",
     "training.learning_rate=nan": "training.learning_rate.*finite number",
     "nonsense": "key=value, got 'nonsense'",
@@ -108,8 +110,23 @@ OWN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "empty class": (empty_class, "data", "wasp holds no image"),
     "no label": (table(lambda t: t.replace("kind", "kinds")), "data.csv", "did you mean 'kinds'"),
     "words": (table(lambda t: t.replace("2.25", "tall")), "data.csv", "'height' holds words"),
-    "missing": (table(lambda t: t.replace("6.5,", ",", 1)), "data.csv", "missing.*row 7, column 1"),
+    "missing": (
+        table(lambda t: t.replace("6.5,", ",", 1)),
+        "data.csv",
+        "missing.*row 7, column 'width'",
+    ),
     "no label in a row": (table(lambda t: t.replace(",b", ",", 1)), "data.csv", "row 2 has no lab"),
+    "row numbers": (
+        table(lambda t: t.replace("width", "", 1)),
+        "data.csv",
+        "column without a name",
+    ),
+    "one class": (table(lambda t: t.replace(",b", ",a")), "data.csv", "one class only, a"),
+    "amounts": (
+        table(lambda t: "w,kind\n" + "\n".join(f"{i % 7},{i % 30}" for i in range(60))),
+        "data.csv",
+        "30 classes for 60 examples: .*data.real",
+    ),
     "no rows": (table(lambda t: "width,kind\n"), "data.csv", "no rows"),
     "empty file": (table(lambda t: "\n"), "data.csv", "cannot be read as a table"),
     "constant": (table(lambda t: re.sub(r"\d.25", "1.0", t)), "data.csv", "height.*constant"),
@@ -226,7 +243,7 @@ ARGUMENTS = {
     "train --resume --out {home}": "no config.toml",
     "train --out {home}/file.txt": "is a file",
     "train --out {home}/full": "exists: continue it with --resume",
-    "train --overwrite --out {home}/full": "is not a run directory",
+    "train --overwrite --out {home}/full": "holds 'letter.txt', which is not of a run",
     "train --data-dir {home}/none mnist": "does not exist",
     "train {home}/broken.toml": "is not TOML",
     "train {home}/typo.toml": "did you mean 'training.epochs'",
@@ -241,8 +258,22 @@ ARGUMENTS = {
     "sample {run} --label 12": "one of 0, 1, .*'12'",
     "sample {run} -n 0": "at least 1",
     "sample {run} -n 10 --temperature -1": "temperature",
-    "sample {run} -o {home}/x.bmp": r"\.png, \.npz or \.csv",
+    "sample {run} -o {home}/x.bmp": r"\.png or \.npz or \.csv",
     "sample {run} -o {home}/file.csv": "--overwrite",
+    "sample {run} -o {home}/full --overwrite": "must end in",
+    "sample {run} -o {home}/file.txt/x.csv": "cannot be written",
+    "sample {run} -n 99999999999": "at most 1,000,000",
+    "sample {run} --seed -1": "--seed",
+    "predict {run} {home}/large.png -o {home}/full --overwrite": "is a folder",
+    "train {home}/file.csv": "use --data",
+    "train {home}/loop.toml": "has itself as its base",
+    "train --data {empty}": "--data is empty",
+    "train {empty}": "PRESET is empty",
+    "train own": "give --data PATH",
+    "train --resume --out {run} --set training.batch_size=3": "batch_size cannot change",
+    "train --overwrite --out {run} --set trainer.accelerator=gpu": "accelerator=gpu",
+    "train --resume --out {run} --set trainer.accelerator=warp": "accelerator=warp",
+    "train --data {home}/pictures --out {home}/pictures/run": "is inside the data",
     "predict {run}": "Missing argument",
     "predict {run} {home}/none.png": "does not exist",
     "predict {run} {home}/large.png": "30x20 pixels, but the model reads 8x8",
@@ -264,13 +295,15 @@ def test_bad_arguments_are_refused(
     (tmp_path / "file.txt").write_text("mine")
     (tmp_path / "file.csv").write_text("a\n1\n")
     (tmp_path / "broken.toml").write_text("[training\n")
+    (tmp_path / "loop.toml").write_text(f'base = "{tmp_path}/loop.toml"')
+    (tmp_path / "pictures").mkdir()
     (tmp_path / "typo.toml").write_text("[training]\nepoch = 3\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     Image.new("L", (30, 20)).save(tmp_path / "large.png")
     np.savez(tmp_path / "wrong.npz", x=np.zeros((2, 5, 5), np.uint8))
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
-    words = [word.format(home=tmp_path, run=trained) for word in arguments.split()]
+    words = [word.format(home=tmp_path, run=trained, empty="") for word in arguments.split()]
     refuse(words, ARGUMENTS[arguments], capsys, tmp_path)
     assert (tmp_path / "full" / "letter.txt").read_text() == "mine"
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before

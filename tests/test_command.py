@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ def test_train_evaluate_sample_predict_and_report(
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).save(tmp_path / "one.png")
     assert command(["predict", str(trained), str(tmp_path / "one.png")]) == 0
     printed = text(capsys)
+    assert "10 classes (0, 1" not in printed
     (row,) = csv.DictReader(io.StringIO(printed[printed.index("example,") :]))
     assert sum(float(row[f"label={digit}"]) for digit in range(10)) == pytest.approx(1, abs=1e-4)
     assert float(row["label_probability"]) == max(float(row[f"label={d}"]) for d in range(10))
@@ -250,6 +252,21 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
+    own = ["tolerance=1e-6", "model.method=dopri5", "training.schedule=constant"]
+    own += ["trainer.devices=2", "training.warmup=0"]
+    settings = [*SETTINGS, *(part for setting in own for part in ("--set", setting))]
+    for arguments in (
+        ["train", *settings, "--out", "whole"],
+        ["train", *settings, "--set", "training.epochs=1", "--out", "parts"],
+        ["train", "--resume", "--out", "parts", "--set", "training.epochs=2"],
+    ):
+        process = start(*arguments, folder=tmp_path)
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
+    assert same_state(last(tmp_path / "parts"), last(tmp_path / "whole"))
+
+
 def test_an_existing_run_is_never_overwritten_unasked(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,3 +301,76 @@ def test_show_prints_a_configuration_that_can_be_used(
     assert command(["train", str(path), "--set", "training.epochs=7", "--show"]) == 0
     shown = text(capsys)
     assert "epochs = 7" in shown and "tolerance = 0.001" in shown and 'name = "mnist"' in shown
+
+
+def test_samples_of_a_table_say_their_class_and_keep_odd_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = write_table(tmp_path / "iris.csv"), str(tmp_path / "run")
+    table.write_text(table.read_text().replace("petal", '"petal, long"'))
+    own = ["--set", "data.label=species", "--set", "training.epochs=1"]
+    assert command(["train", "--data", str(table), *SETTINGS, *own, "--out", out]) == 0
+    assert "species: 3 classes (a, b, c)" in text(capsys)
+    assert command(["sample", out, "-n", "7"]) == 0
+    drawn = list(csv.DictReader((tmp_path / "run" / "samples.csv").open()))
+    assert [row["species"] for row in drawn] == list("abcabca")
+    assert set(drawn[0]) == {"petal, long", "sepal", "species"}
+
+    again = ["train", "--data", str(table), "--set", "data.label=species", "--resume"]
+    assert command([*again, "--out", out]) == 0  # the command as it was typed, and --resume
+
+    rows_ = 'sepal,extra,"petal, long"\n0.1,9,0.2\n1e300,9,1e300\n'
+    (tmp_path / "new.csv").write_text(rows_)
+    assert command(["predict", out, str(tmp_path / "new.csv"), "-o", str(tmp_path / "p.csv")]) == 0
+    assert "1 of 2 examples are so far" in text(capsys)
+    first, second = csv.DictReader((tmp_path / "p.csv").open())
+    assert first["species"] in "abc" and np.isfinite(float(first["log_likelihood"]))
+    assert not np.isfinite(float(second["log_likelihood"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "commands", "reason"),
+    [
+        ("data.json", "{}", ("evaluate", "report", "sample"), "data.json has no"),
+        ("data.json", "no", ("evaluate", "report", "sample"), "data.json cannot be read"),
+        ("evaluation.json", "no", ("report",), "evaluation.json cannot be read"),
+        ("environment.json", None, ("report",), "environment.json cannot be read"),
+        ("metrics.csv", "", ("report",), "train for an epoch first"),
+    ],
+)
+def test_a_run_that_is_half_there_says_what_is_missing(
+    name: str,
+    content: str | None,
+    commands: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = begin(tiny("training.epochs=1"), tmp_path / "run").folder
+    (folder / name).unlink(missing_ok=True)
+    if content is not None:
+        (folder / name).write_text(content)
+    for word in commands:
+        capsys.readouterr()
+        assert command([word, str(folder)]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_two_nodes_train_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = [
+        start(
+            *("train", *SETTINGS, "--set", "trainer.nodes=2", "--out", "run"),
+            folder=tmp_path,
+            NODE_RANK=str(rank),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(2)
+    ]
+    outputs = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert "trained: run" in outputs[0] and outputs[1] == ""
+    assert len(rows(tmp_path / "run")) == 2

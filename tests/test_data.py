@@ -225,3 +225,97 @@ def test_a_download_of_another_content_is_refused(address: str) -> None:
         fetch(address, "set", "file.bin", "0" * 32)
     good = fetch(address, "set", "file.bin", hashlib.md5(Server.content).hexdigest())
     assert good.read_bytes() == Server.content
+
+
+def save_image(path: Path, mode: str) -> None:
+    """The same picture in several formats: a ramp of grey levels."""
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    if mode == "16 bits":
+        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
+    elif mode == "palette":
+        Image.fromarray(grey).convert("P").save(path)
+    elif mode == "transparent":  # black ink on nothing
+        ink = np.zeros((8, 8, 4), np.uint8)
+        ink[..., 3] = 255 - grey
+        Image.fromarray(ink).save(path)
+    else:
+        Image.fromarray(grey).save(path)
+
+
+@pytest.mark.parametrize("mode", ["8 bits", "16 bits", "palette", "transparent"])
+def test_a_picture_is_the_same_in_every_format(tmp_path: Path, mode: str) -> None:
+    save_image(tmp_path / "picture.png", mode)
+    facts = {"shape": [1, 8, 8], "levels": 256, "columns": []}
+    _, x = read_inputs(tmp_path / "picture.png", facts)
+    assert np.abs(x[0, 0].astype(int) - np.arange(64).reshape(8, 8) * 4).max() <= 1
+
+
+def test_a_picture_of_fractions_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.random.rand(8, 8).astype(np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(InputError, match="neither 8 nor 16 bits"):
+        read_inputs(tmp_path / "float.tif", {"shape": [1, 8, 8], "levels": 256, "columns": []})
+
+
+def test_tables_of_other_punctuation_are_read(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.rand(20, 2) + 1.0, columns=["a b", "c"])
+    frame["kind"] = ["x", "y"] * 10
+    frame.to_csv(tmp_path / "comma.csv", index=False)
+    frame.to_csv(tmp_path / "german.CSV", index=False, sep=";", decimal=",")
+    frame.to_csv(tmp_path / "tabs.tsv", index=False, sep="\t")
+    expected = load_data(path=tmp_path / "comma.csv", label="kind", test=5).raw
+    for name in ("german.CSV", "tabs.tsv"):
+        found = load_data(path=tmp_path / name, label="kind", test=5).raw
+        np.testing.assert_allclose(found.x, expected.x)
+        assert found.columns == expected.columns == ("a b", "c")
+
+
+def test_whole_numbers_can_be_amounts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.random(60), "age": rng.integers(20, 60, 60)})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    data = load_data(path=tmp_path / "own.csv", label="age", real=["age"], test=5)
+    assert type(data.factors["age"]).__name__ == "Real" and not data.raw.classes
+
+
+def test_a_large_offset_does_not_round_the_data_away(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(0.0, 20.0, (50, 1))
+    found = []
+    for offset in (0.0, 1.7e9):
+        pd.DataFrame(values + offset, columns=["t"]).to_csv(tmp_path / "own.csv", index=False)
+        data = load_data(path=tmp_path / "own.csv", label=[], test=10)
+        rows, _ = data.examples("train")
+        found.append(data.preparation(rows, torch.float32))
+        restored = data.preparation.restore(found[-1])
+        torch.testing.assert_close(restored, rows, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-6)
+
+
+def test_a_column_of_small_numbers_is_not_constant(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((40, 1)) * 1e-13
+    pd.DataFrame(values, columns=["m"]).to_csv(tmp_path / "own.csv", index=False)
+    assert load_data(path=tmp_path / "own.csv", label=[], test=10).preparation.scale[0] < 1e-12
+
+
+def test_the_digest_knows_names_and_division(tmp_path: Path) -> None:
+    text = "a,b,kind\n" + "\n".join(f"{i}.5,{i % 3}.5,{'pq'[i % 2]}" for i in range(30))
+    digests = set()
+    for change in (("", ""), ("a,b,", "b,a,"), ("p", "r"), (".5\n", ".6\n")):
+        (tmp_path / "own.csv").write_text(text.replace(*change) if change[0] else text)
+        digests.add(load_data(path=tmp_path / "own.csv", label="kind").describe()["sha256"])
+    digests.add(load_data(path=tmp_path / "own.csv", label="kind", seed=1).describe()["sha256"])
+    assert len(digests) == 4  # the last replacement changes nothing, the seed does
+
+
+def test_all_noise_of_a_sample_is_unrelated() -> None:
+    from infocnf.ode.divergence import draw_probes
+    from infocnf.ode.streams import DEQUANTISE, DROPOUT, FLIP, draw_uniform
+
+    seeds, like = combine_seeds(0, torch.arange(3000)), torch.zeros(3000, 1)
+    streams = [draw_uniform(seeds, like, s) for s in (FLIP, DEQUANTISE, DROPOUT, DROPOUT - 1)]
+    streams += [draw_probes(seeds, like, 1, stream=block)[:, 0] for block in (0, 1)]
+    streams.append(
+        Preparation(levels=1000)(torch.zeros(3000, 1, 1, 1), torch.float64, seeds)[:, 0, 0]
+    )
+    correlation = torch.corrcoef(torch.cat(streams, 1).T) - torch.eye(7)
+    correlation[1, 6] = correlation[6, 1] = 0.0  # these are the same
+    assert correlation.abs().max() < 0.08

@@ -26,7 +26,7 @@ from infocnf.training.failures import solvable
 from infocnf.training.module import averaging
 from infocnf.training.order import Order, pieces
 from infocnf.training.rates import rate_factor
-from infocnf.training.settings import keys, parse_config, read_tables, to_toml
+from infocnf.training.settings import explain, keys, parse_config, read_tables, to_toml
 from tests.runs import last, rows, same_state, tiny
 
 
@@ -260,7 +260,7 @@ def test_repeated_trouble_rolls_back_with_half_the_rate(
     with pytest.raises(WorkError, match="keeps diverging after 10 roll-backs"):
         begin(tiny(*settings), tmp_path / "run")
     assert "step 1 skipped" in caplog.text
-    assert "rolled back to the weights of step" in caplog.text
+    assert "rolled back to the weights before step" in caplog.text
     assert f"now {0.5**10:g} of" in caplog.text
     assert all(v.isfinite().all() for v in last(tmp_path / "run")["state_dict"].values())
 
@@ -276,7 +276,7 @@ def test_a_roll_back_can_save_a_run(tmp_path: Path, caplog: pytest.LogCaptureFix
 
     settings = ["training.epochs=5", "training.checkpoint_minutes=10", "training.patience=2"]
     run = begin(tiny(*settings), tmp_path / "run", callbacks=[Blow()])
-    assert "rolled back to the weights of step 3; the learning rate is halved" in caplog.text
+    assert "rolled back to the weights before step 0; the learning rate is halved" in caplog.text
     table = rows(run.folder)
     assert table[1]["steps_skipped"] == "2" and table[2]["steps_skipped"] == "0"
     assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
@@ -306,13 +306,101 @@ def test_data_that_changed_since_training_is_refused(tmp_path: Path) -> None:
     config = config.model_copy(update={"training": tiny().training, "model": tiny().model})
     run = begin(config, tmp_path / "run")
     table.write_text(text.replace("0.37", "0.38"))
-    with pytest.raises(InputError, match="its content has changed"):
+    with pytest.raises(InputError, match="has changed"):
         Run.open(run.folder).data()
 
 
 def test_a_run_that_has_begun_changes_only_what_it_may(tmp_path: Path) -> None:
     run = begin(tiny(), tmp_path / "run")
-    with pytest.raises(InputError, match="start a new one"):
+    with pytest.raises(InputError, match=r"learning_rate cannot change in .* start a new one"):
         resume(run.folder, ["training.learning_rate=1"])
     resume(run.folder, ["training.epochs=3"])
     assert len(rows(run.folder)) == 3 and run.config.training.epochs == 3
+
+
+class Ruin(Callback):
+    """Leaves useless weights behind after one step, or makes some steps impossible."""
+
+    def __init__(self, after: int = -1, impossible: tuple[int, ...] = ()) -> None:
+        self.after, self.impossible, self.done = after, impossible, False
+
+    def number(self, trainer: Any, index: int) -> int:
+        return trainer.current_epoch * 3 + index
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        self.weights = None
+        if self.number(trainer, index) in self.impossible:
+            self.weights = next(module.model.flow.parameters()).detach().clone()
+            next(module.model.flow.parameters()).data.fill_(float("nan"))
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        if self.weights is not None and module.streak:  # not where it was rolled back
+            next(module.model.flow.parameters()).data.copy_(self.weights)
+        if self.number(trainer, index) == self.after and not self.done:
+            self.done = True
+            for parameter in module.model.flow.parameters():
+                parameter.data *= 1e6
+
+
+def test_ruined_weights_are_not_what_a_run_goes_back_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["training.epochs=5", "training.patience=2"]
+    run = begin(tiny(*settings), tmp_path / "run", callbacks=[Ruin(after=5)])
+    assert "rolled back to the weights before step 3" in caplog.text
+    assert last(run.folder)["infocnf"]["halvings"] == 1
+    table = rows(run.folder)
+    assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
+
+
+def test_a_roll_back_goes_to_the_same_place_after_an_interruption(tmp_path: Path) -> None:
+    settings = ["training.epochs=3", "training.patience=2"]
+    trouble = (4, 5)
+    whole = begin(
+        tiny(*settings),
+        tmp_path / "whole",
+        callbacks=[Copies(tmp_path, 3), Ruin(impossible=trouble)],
+    )
+    expected = last(whole.folder)
+    assert expected["infocnf"]["halvings"] == 1
+    for number in (2, 4, 5, 6):
+        shutil.copy(tmp_path / f"{number}.ckpt", whole.folder / "checkpoints" / "last.ckpt")
+        resume(whole.folder, callbacks=[Ruin(impossible=trouble)])
+        assert same_state(last(whole.folder), expected), f"from step {number}"
+
+
+def test_a_best_checkpoint_that_was_not_copied_is_copied_on_resuming(tmp_path: Path) -> None:
+    run = begin(tiny(), tmp_path / "run")
+    best = run.folder / "checkpoints" / "best.ckpt"
+    assert last(run.folder)["callbacks"]["Keeper"]["improved"]
+    best.write_bytes(b"old")
+    resume(run.folder, ["training.epochs=3"])
+    assert intact(best)
+
+
+def test_overwriting_waits_until_the_new_run_can_start(tmp_path: Path) -> None:
+    folder = begin(tiny(), tmp_path / "run").folder
+    before = sorted(path.name for path in folder.rglob("*"))
+    with pytest.raises(InputError, match="accelerator=gpu"):
+        begin(tiny("trainer.accelerator=gpu"), folder, overwrite=True)
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"thesis\.txt"):
+        begin(tiny(), folder, overwrite=True)
+    (folder / "thesis.txt").unlink()
+    begin(tiny("training.epochs=1"), folder, overwrite=True)
+    assert len(rows(folder)) == 1
+
+
+def test_every_setting_without_a_value_survives_being_written(tmp_path: Path) -> None:
+    for key in keys(Config):
+        try:
+            config = read_config("own", [f"{key}=none"])
+        except InputError:
+            continue  # it must have a value
+        (tmp_path / "config.toml").write_text(to_toml(config))
+        assert read_config(str(tmp_path / "config.toml")) == config, key
+        (tmp_path / "config.toml").write_text(explain(config))
+        assert read_config(str(tmp_path / "config.toml")) == config, key

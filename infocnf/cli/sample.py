@@ -57,11 +57,7 @@ def sample(
     classes = opened.facts["classes"].get(name, []) if name else []
     chosen = index_of(label, classes)
     path = out or run / f"samples.{'png' if preparation.is_images else 'csv'}"
-    if (
-        path.suffix == ".png"
-        and not preparation.is_images
-        and len(model.shape) < 2 > model.shape[0]
-    ):
+    if path.suffix == ".png" and model.shape == (1,):
         raise InputError("a picture of samples needs two columns: use -o FILE.csv")
     with counting("sampling", number) as progress:
         samples = draw_samples(

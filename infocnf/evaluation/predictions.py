@@ -86,7 +86,7 @@ def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Sc
 
     def spread(values: Tensor) -> Tensor:
         whole = values.new_full(
-            (len(x), *values.shape[1:]), values.dtype.is_floating_point and math.nan
+            (len(x), *values.shape[1:]), math.nan if values.is_floating_point() else 0
         )
         whole[kept] = values[: len(kept)]
         return whole
@@ -113,7 +113,12 @@ def answer_columns(
     probabilities = factor.distribution(answer)
     labels = list(names) or [str(i) for i in range(factor.classes)]
     columns: dict[str, list[object]] = {
-        name: [labels[i] for i in factor.read(answer).tolist()],
+        name: [
+            labels[i] if known else ""
+            for i, known in zip(
+                factor.read(answer).tolist(), answer.isfinite().all(1).tolist(), strict=True
+            )
+        ],
         f"{name}_probability": probabilities.amax(1).tolist(),
     }
     for i, label in enumerate(labels):
