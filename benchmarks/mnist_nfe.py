@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--images", type=int, default=16)
     arguments = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     with arguments.reference.open() as stream:
         reference = next(csv.DictReader(stream))["nfe_ema"]
 

@@ -227,6 +227,23 @@ def test_samples_that_cannot_be_solved_are_left_out(activation: str) -> None:
     assert again is None and len(kept) == 0
 
 
+def test_a_gradient_that_cannot_be_solved_for_skips_its_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["model.gradient=adjoint", "model.max_steps=2", "objective.beta=1e6"]
+    settings += ["tolerance=1e-3", "model.method=dopri5", "training.epochs=1"]
+    run = begin(tiny(*settings), tmp_path / "run")
+    assert "the adjoint solve of 1 of 1 failed" in caplog.text
+    assert rows(run.folder)[0]["steps_skipped"] == "2"
+    assert all(v.isfinite().all() for v in last(run.folder)["state_dict"].values())
+
+
+def test_a_run_that_solves_nothing_fails_with_advice(tmp_path: Path) -> None:
+    settings = ["model.max_steps=1", "training.epochs=1", "training.patience=9"]
+    with pytest.raises(WorkError, match=r"no validation example could be solved.*loosen"):
+        begin(tiny(*settings, "tolerance=1e-6", "evaluation.tolerance=1e-6"), tmp_path / "run")
+
+
 class Spoil(Callback):
     """Makes some training examples unsolvable."""
 

@@ -2,8 +2,9 @@
 fields.
 """
 
+from infocnf.ode.gradients import AdjointError
 from infocnf.ode.march import Status
 from infocnf.ode.solve import Solution, SolveError, Stats, solve
 from infocnf.ode.tableaus import TABLEAUS
 
-__all__ = ["TABLEAUS", "Solution", "SolveError", "Stats", "Status", "solve"]
+__all__ = ["TABLEAUS", "AdjointError", "Solution", "SolveError", "Stats", "Status", "solve"]

@@ -40,7 +40,7 @@ from infocnf.ode.march import Arrival, March, Status, Step
 from infocnf.ode.pullback import Job, Pull, Select, put_rows, rows_of, unhooked
 from infocnf.ode.steps import advance, combine, stage_times, step_size
 
-__all__ = ["GRADIENTS", "run"]
+__all__ = ["GRADIENTS", "AdjointError", "run"]
 
 GRADIENTS = ("backprop", "checkpoint", "adjoint")
 
@@ -242,12 +242,16 @@ class AdjointSystem:
         return initial, pull.collected
 
 
+class AdjointError(RuntimeError):
+    """A gradient could not be solved for."""
+
+
 def check_adjoint(arrival: Arrival) -> None:
     """A gradient that could not be solved for is an error: there is no status to carry it."""
     failed: Array = arrival.status != Status.DONE
     if failed.any():
         status = Status(int(arrival.status[failed][0]))
-        raise RuntimeError(
+        raise AdjointError(
             f"the adjoint solve of {int(failed.sum())} of {len(failed)} failed at time "
             f"{float(arrival.time[failed][0]):.4g}: {status.advice}, or use gradient='checkpoint'"
         )

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from infocnf.errors import StoppedError
+from infocnf.errors import StoppedError, WorkError
 from infocnf.files import write
 from infocnf.training.checkpoints import BEST, LAST
 from infocnf.training.module import FlowModule
@@ -193,6 +193,11 @@ class Keeper(Callback):
         if self.improved and trainer.is_global_zero:
             self.copy_best()
         self.improved = False
+        if final and self.best is None:
+            raise WorkError(
+                "no validation example could be solved, so there is no model to keep: loosen "
+                "tolerance and evaluation.tolerance, or raise model.max_steps"
+            )
         if pl_module.decided["stop"] and not final:
             raise StoppedError(f"stopped after epoch {trainer.current_epoch + 1}")
 

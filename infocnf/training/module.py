@@ -25,6 +25,7 @@ from infocnf.errors import WorkError
 from infocnf.flows import ContinuousBlock
 from infocnf.models import Categorical, InfoCNF
 from infocnf.objectives import Objective, likelihood_objective
+from infocnf.ode import AdjointError
 from infocnf.ode.streams import combine_seeds
 from infocnf.training.account import Account, account_of
 from infocnf.training.config import Config
@@ -204,7 +205,11 @@ class FlowModule(LightningModule):
         failed = {"failed": float(len(x) - len(kept))}
         if objective is None:
             return failed
-        objective.losses.sum().backward()
+        try:
+            objective.losses.sum().backward()
+        except AdjointError as error:  # half of a gradient is none: the step will be skipped
+            log.warning("%s", error)
+            return {"examples": float(len(kept)), "loss": math.nan}
         mine = {name: y[kept] for name, y in labels.items()}
         return {**failed, **account_of(self.model, objective, mine)}
 
