@@ -13,8 +13,9 @@ from infocnf.models import InfoCNF
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances.policies import policy_from_config
 from infocnf.training.config import Config
+from infocnf.training.order import Order
 
-__all__ = ["build_data", "build_model"]
+__all__ = ["build_data", "build_model", "settle"]
 
 
 def build_data(config: Config) -> Dataset:
@@ -25,6 +26,14 @@ def build_data(config: Config) -> Dataset:
     flip = given.pop("flip")
     data = load_data(given.pop("name"), **given)
     return data if flip is None else data.mirrored(flip)
+
+
+def settle(config: Config, data: Dataset) -> Config:
+    """The configuration with as many epochs as give the steps it wants at least."""
+    training = config.training
+    order = Order(len(data.parts["train"]), training.batch_size, training.seed)
+    epochs = max(training.epochs, -(-training.min_steps // order.steps))
+    return config.model_copy(update={"training": training.model_copy(update={"epochs": epochs})})
 
 
 def build_model(config: Config, data: Dataset) -> InfoCNF:

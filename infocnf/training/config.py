@@ -91,6 +91,9 @@ class TrainingConfig(Section):
     """How it is minimised."""
 
     epochs: Positive = Field(400, description="passes through the training part")
+    min_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="more epochs where these would be fewer steps"
+    )
     batch_size: Positive = Field(900, description="examples per step, over all processes")
     micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
     learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")

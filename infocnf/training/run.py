@@ -38,7 +38,7 @@ from infocnf.errors import InputError
 from infocnf.files import write, write_json
 from infocnf.models import InfoCNF, load
 from infocnf.processes import is_leader
-from infocnf.training.build import build_data, build_model
+from infocnf.training.build import build_data, build_model, settle
 from infocnf.training.callbacks import Journal, Keeper
 from infocnf.training.checkpoints import SafeCheckpoints, latest, set_aside
 from infocnf.training.config import Config
@@ -176,6 +176,7 @@ def begin(
     if config.data.path and folder.resolve().is_relative_to(Path(config.data.path).resolve()):
         raise InputError(f"{folder} is inside the data {config.data.path}: choose another --out")
     run, data = Run(folder), build_data(config)
+    config = settle(config, data)
     model = build_model(config, data)
     check_parts(config, data)
     trainer = make_trainer(run, config, callbacks)
