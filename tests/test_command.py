@@ -230,7 +230,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    exact = ["training.precision=float64", "tolerance=1e-8", "model.method=dopri5"]
+    exact = ["training.precision=float64", "tolerance=1e-8", "model.training_method=dopri5"]
     exact += ["evaluation.tolerance=1e-7"]
     settings = [part for setting in exact for part in ("--set", setting)]
     tables = []
@@ -253,7 +253,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
-    own = ["tolerance=1e-6", "model.method=dopri5", "training.schedule=constant"]
+    own = ["tolerance=1e-6", "model.training_method=dopri5", "training.schedule=constant"]
     own += ["trainer.devices=2", "training.warmup=0"]
     settings = [*SETTINGS, *(part for setting in own for part in ("--set", setting))]
     for arguments in (

@@ -481,3 +481,20 @@ def test_a_sample_that_cannot_be_solved_is_an_error_that_names_block_time_and_re
         SolveError, match=r"block 0 failed for 1 of 3 samples, at time 0 .*check the input"
     ):
         model.log_prob(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [1.0, 1.0]]))
+
+
+def test_training_may_use_another_method_than_evaluation() -> None:
+    x = torch.randn(5, 2)
+
+    def cost(train: bool, **methods: str) -> int:
+        torch.manual_seed(1)
+        model = InfoCNF((2,), hidden=(8,), tolerance=1e-4, **methods).train(train)
+        stats = model.encode(x, tolerance=None).stats
+        assert stats is not None
+        return int(stats.forward.sum())
+
+    mixed = {"method": "dopri5", "training_method": "bosh3"}
+    assert cost(True, **mixed) == cost(True, method="bosh3") != cost(True, method="dopri5")
+    assert cost(False, **mixed) == cost(False, method="dopri5") != cost(False, method="bosh3")
+    with pytest.raises(ValueError, match="training_method must be adaptive, got 'rk4'"):
+        InfoCNF((2,), training_method="rk4")

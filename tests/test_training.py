@@ -170,7 +170,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 def test_a_step_does_not_depend_on_micro_batches(tmp_path: Path) -> None:
-    settings = ["training.precision=float64", "tolerance=1e-8", "model.method=dopri5"]
+    settings = ["training.precision=float64", "tolerance=1e-8", "model.training_method=dopri5"]
     found = []
     for name, micro in (("whole", 48), ("parts", 5)):
         config = tiny(*settings, f"training.micro_batch={micro}", "training.batch_size=48")
@@ -231,7 +231,7 @@ def test_a_gradient_that_cannot_be_solved_for_skips_its_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["model.gradient=adjoint", "model.max_steps=2", "objective.beta=1e6"]
-    settings += ["tolerance=1e-3", "model.method=dopri5", "training.epochs=1"]
+    settings += ["tolerance=1e-3", "model.training_method=dopri5", "training.epochs=1"]
     run = begin(tiny(*settings), tmp_path / "run")
     assert "the adjoint solve of 1 of 1 failed" in caplog.text
     assert rows(run.folder)[0]["steps_skipped"] == "2"

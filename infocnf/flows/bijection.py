@@ -101,6 +101,7 @@ class Traversal:
         policy: Chooses the tolerance, called with the index of a block and the block's input.
         stepping: ``shared`` or ``individual``.
         gradient: How solves are differentiated.
+        method: Method of the solver instead of the blocks' own.
         seeds: Seeds of the probes of each sample ``(batch,)``; None when log-determinants are not
             wanted.
         warm: Whether a block starts with the step its previous solve proposed.
@@ -111,6 +112,7 @@ class Traversal:
     policy: Callable[[int, Tensor], Choice]
     stepping: str = "individual"
     gradient: str = "checkpoint"
+    method: str | None = None
     seeds: Tensor | None = None
     warm: bool = False
     passengers: bool = False

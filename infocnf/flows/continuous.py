@@ -145,6 +145,9 @@ class ContinuousBlock(Bijection):
         with_log_det = len(state) > 1
         warm = traversal.warm and with_log_det
         per_sample = isinstance(choice.tolerance, Tensor) and choice.tolerance.ndim > 0
+        solver = dict(self.solver)
+        if traversal.method is not None:  # an adaptive one
+            solver.update(method=traversal.method, steps=None)
         solution = solve(
             self.dynamics if with_log_det else self.dynamics.field,
             state if with_log_det else state[0],
@@ -155,7 +158,7 @@ class ContinuousBlock(Bijection):
             first_step=self.first_step if warm else None,
             passengers=max(len(state) - 2, 0),
             context=context,
-            **self.solver,  # type: ignore[arg-type]
+            **solver,  # type: ignore[arg-type]
         )
         traversal.solves.append(BlockSolve(self.index, choice, solution))
         solution.check(f"block {self.index}")

@@ -22,6 +22,7 @@ from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
 from infocnf.ode.gradients import GRADIENTS
 from infocnf.ode.streams import sample_seeds
+from infocnf.ode.tableaus import tableau
 from infocnf.tolerances import Policy, as_policy
 from infocnf.tolerances.policies import policy_from_config
 
@@ -63,6 +64,8 @@ class InfoCNF(nn.Module):
         probes: Hutchinson's probes: ``rademacher`` or ``gaussian``.
         probe_count: Number of probes.
         method: Method of the solver.
+        training_method: Another adaptive method for training, where a low order at a loose
+            tolerance is often the cheapest.
         steps: Number of steps of a method without error estimate.
         max_steps: Attempted steps per block after which a sample is given up.
         gradient: ``checkpoint``, ``backprop`` or ``adjoint``.
@@ -90,6 +93,7 @@ class InfoCNF(nn.Module):
         probes: str = "rademacher",
         probe_count: int = 1,
         method: str = "dopri5",
+        training_method: str | None = None,
         steps: int | None = None,
         max_steps: int = 4096,
         gradient: str = "checkpoint",
@@ -107,7 +111,9 @@ class InfoCNF(nn.Module):
             raise ValueError(f"blocks must be at least 1, got {blocks}")
         if gradient not in GRADIENTS:
             raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
-        self.gradient = gradient
+        if training_method is not None and not tableau(training_method).adaptive:
+            raise ValueError(f"training_method must be adaptive, got {training_method!r}")
+        self.gradient, self.training_method = gradient, training_method
         self.policy = as_policy(tolerance)
         self._arguments = given
 
@@ -334,6 +340,7 @@ class InfoCNF(nn.Module):
             policy=self.policy if tolerance is None else as_policy(tolerance),
             stepping=stepping or ("shared" if self.training else "individual"),
             gradient=self.gradient,
+            method=self.training_method if self.training else None,
             seeds=seeds,
             warm=self.training and torch.is_grad_enabled() and stepping != "individual",
             passengers=passengers,

@@ -72,6 +72,7 @@ class ModelConfig(Section):
     probes: str = Field("rademacher", description="rademacher, gaussian")
     probe_count: Positive = Field(1, description="number of probes of the trace")
     method: str = Field("dopri5", description="dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
+    training_method: str | None = Field(None, description="another adaptive method for training")
     steps: Positive | None = Field(None, description="steps of a method without error estimate")
     max_steps: Positive = Field(4096, description="attempted steps until a sample is given up")
     gradient: str = Field("checkpoint", description="checkpoint, backprop, adjoint")
