@@ -13,8 +13,7 @@ def is_leader() -> bool:
     torchrun and SLURM number all processes; Lightning numbers those of a node that it started, and
     the user the nodes.
     """
-    for name in ("RANK", "SLURM_PROCID"):
-        if name in os.environ:
-            return os.environ[name] == "0"
-    places = (os.environ.get(name, "0") for name in ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK"))
-    return all(place == "0" for place in places)
+    if "RANK" in os.environ:
+        return os.environ["RANK"] == "0"
+    names = ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)

@@ -133,6 +133,16 @@ OWN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "not parquet": (lambda f: (f / "data.parquet").write_text("no"), "data.parquet", "as a table"),
     "not npz": (lambda f: (f / "data.npz").write_text("no"), "data.npz", "not an .npz"),
     "other keys": (arrays(images=np.zeros(3)), "data.npz", "no array x .*images"),
+    "no examples": (
+        arrays(x=np.zeros((0, 4, 4), np.uint8), y=np.zeros(0, int)),
+        "data.npz",
+        "has no examples",
+    ),
+    "text": (
+        arrays(x=np.full((9, 4, 4), "a"), y=np.arange(9) % 2),
+        "data.npz",
+        "not real numbers",
+    ),
     "labels too few": (
         arrays(x=np.zeros((9, 4, 4), np.uint8), y=np.zeros(8, int)),
         "data.npz",

@@ -20,6 +20,7 @@ from PIL import Image
 
 from infocnf import load
 from infocnf.cli.app import run as command
+from infocnf.processes import is_leader
 from infocnf.training import begin
 from tests.runs import TINY, last, rows, same_state, tiny
 
@@ -326,6 +327,67 @@ def test_samples_of_a_table_say_their_class_and_keep_odd_names(
     first, second = csv.DictReader((tmp_path / "p.csv").open())
     assert first["species"] in "abc" and np.isfinite(float(first["log_likelihood"]))
     assert not np.isfinite(float(second["log_likelihood"]))
+
+
+def test_a_report_does_not_show_figures_of_another_model(tmp_path: Path) -> None:
+    folder = begin(tiny("training.validate_every=1"), tmp_path / "run").folder
+    for words in (["evaluate"], ["report"]):
+        assert command([*words, str(folder)]) == 0
+    assert "has not been evaluated" not in (folder / "report.html").read_text()
+    assert command(["train", "--resume", "--out", str(folder), "--set", "training.epochs=3"]) == 0
+    assert command(["report", str(folder)]) == 0
+    assert "has not been evaluated" in (folder / "report.html").read_text()
+
+
+def test_predictions_of_what_cannot_be_solved_are_empty(tmp_path: Path) -> None:
+    settings = ["model.max_steps=12", "evaluation.tolerance=1e-2"]
+    folder = begin(tiny(*settings), tmp_path / "run").folder
+    np.savez(tmp_path / "in.npz", x=np.zeros((3, 8, 8), np.uint8))
+    out = tmp_path / "p.csv"
+    arguments = ["predict", str(folder), str(tmp_path / "in.npz"), "-o", str(out)]
+    assert command([*arguments, "--tolerance", "1e-9"]) == 0
+    found = list(csv.DictReader(out.open()))
+    assert [row["log_likelihood"] for row in found] == ["nan"] * 3
+    assert [row["label"] for row in found] == [""] * 3
+
+
+def test_a_few_samples_make_a_picture(trained: Path, tmp_path: Path) -> None:
+    assert command(["sample", str(trained), "-n", "3", "-o", str(tmp_path / "x.png")]) == 0
+    width, height = Image.open(tmp_path / "x.png").size
+    assert height > 2.5 * (width - 30)
+
+
+def test_paths_of_any_letters_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "d\N{GRINNING FACE} é.csv")
+    own = ["--set", "data.label=species", "--set", "training.epochs=1", "--out", "run"]
+    own += ["--set", "training.min_steps=0"]
+    assert command(["train", "--data", "d\N{GRINNING FACE} é.csv", *SETTINGS, *own]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert command(["evaluate", "../run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "leads"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, False),
+        ({"SLURM_PROCID": "0", "LOCAL_RANK": "1"}, False),  # started by Lightning in a SLURM shell
+        ({"SLURM_PROCID": "3"}, False),
+    ],
+)
+def test_one_process_leads(
+    environment: dict[str, str], leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_leader() == leads
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from infocnf.data.dataset import PARTS
 from infocnf.data.download import fetch
 from infocnf.data.inputs import read_inputs
 from infocnf.data.mixtures import mixture_log_density
+from infocnf.data.tables import read_table
 from infocnf.errors import InputError, WorkError
 from infocnf.ode.streams import combine_seeds
 
@@ -267,6 +268,37 @@ def test_tables_of_other_punctuation_are_read(tmp_path: Path) -> None:
         found = load_data(path=tmp_path / name, label="kind", test=5).raw
         np.testing.assert_allclose(found.x, expected.x)
         assert found.columns == expected.columns == ("a b", "c")
+
+
+PUNCTUATION = {
+    '"height, cm";"weight, kg";kind\n1.5;2.5;x\n1.7;2.1;y\n1.1;2.0;x': ["height, cm", "weight, kg"],
+    '"a;b;c","d;e;f",kind\n1.5,2.5,x\n1.7,2.1,y\n1.1,2.0,x': ["a;b;c", "d;e;f"],
+    "\n\na;b;kind\n1,5;2;x\n1,7;3;y\n1,1;2;x": ["a", "b"],
+    "a;b;kind\n1;2;x\n1;3;y\n1,5;2;x": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("text", PUNCTUATION)
+def test_names_in_quotes_and_blank_lines_do_not_confuse_a_table(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    raw = read_table(tmp_path / "own.csv", "kind")
+    assert (
+        list(raw.columns) == PUNCTUATION[text] and raw.x[2].max() == 2.0 and raw.x.shape == (3, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("height\n1,79\n1,56\n1,60", "more values than there are column names"),
+        ("a;b\n1,500;x\n2,500;y", "'a' holds words"),
+        ("a,a ,b\n1,2,3\n4,5,6", "two columns 'a'"),
+    ],
+)
+def test_a_table_that_could_be_misread_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(InputError, match=reason):
+        read_table(tmp_path / "own.csv", "b" if ";" in text else [])
 
 
 def test_whole_numbers_can_be_amounts(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from infocnf import Categorical, InfoCNF
 from infocnf.errors import InputError, WorkError
 from infocnf.objectives import likelihood_objective
 from infocnf.tolerances.policies import POLICIES, Choice, Policy
-from infocnf.training import Run, begin, presets, read_config, resume
+from infocnf.training import Run, begin, checkpoints, presets, read_config, resume
+from infocnf.training.average import averaging
 from infocnf.training.build import build_data, build_model
 from infocnf.training.checkpoints import intact, latest
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
-from infocnf.training.module import averaging
 from infocnf.training.order import Order, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.settings import explain, keys, parse_config, read_tables, to_toml
@@ -187,7 +187,8 @@ def test_regularisers_are_one_flag_away_and_make_paths_shorter(tmp_path: Path) -
         run = begin(config, tmp_path / str(weight))
         model, data = run.model(), run.data()
         x = run.preparation(data.examples("test")[0], torch.float32)
-        code = model.encode(x, tolerance=1e-4, passengers=True)
+        with torch.no_grad():
+            code = model.encode(x, tolerance=1e-4, passengers=True)
         assert code.stats is not None
         energies.append(sum(float(s.passengers[0].mean()) for s in code.stats.solves))
     assert energies[1] < 0.9 * energies[0]
@@ -403,12 +404,77 @@ def test_overwriting_waits_until_the_new_run_can_start(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="accelerator=gpu"):
         begin(tiny("trainer.accelerator=gpu"), folder, overwrite=True)
     assert sorted(path.name for path in folder.rglob("*")) == before
-    (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"thesis\.txt"):
-        begin(tiny(), folder, overwrite=True)
-    (folder / "thesis.txt").unlink()
+    for name in ("thesis.txt", "model/thesis.txt", ".backup.2024/keep", "checkpoints/mine.ckpt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+        with pytest.raises(InputError, match="which is not of a run"):
+            begin(tiny(), folder, overwrite=True)
+        assert (folder / name).read_text() == "mine"
+        (folder / name).unlink()
+        if name.startswith(".backup"):
+            (folder / ".backup.2024").rmdir()
+    (folder / "model" / ".config.json.123").write_text("half")
     begin(tiny("training.epochs=1"), folder, overwrite=True)
-    assert len(rows(folder)) == 1
+    assert len(rows(folder)) == 1 and not (folder / "model" / ".config.json.123").exists()
+
+
+def test_a_directory_is_not_a_run_because_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "config.toml").write_text('title = "my site"')
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "metrics.csv").write_text("mine")
+    for name in ("site", "results"):
+        with pytest.raises(InputError, match=r"title|not a run directory"):
+            begin(tiny(), tmp_path / name, overwrite=True)
+    assert (tmp_path / "results" / "metrics.csv").read_text() == "mine"
+
+
+def test_a_run_in_the_current_directory_or_behind_a_link_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tiny("training.epochs=1"), tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    begin(tiny(), tmp_path / "link", overwrite=True)
+    assert len(rows(tmp_path / "run")) == 2
+    monkeypatch.chdir(tmp_path / "run")
+    begin(tiny("training.epochs=1"), Path(), overwrite=True)
+    assert len(rows(tmp_path / "run")) == 1
+
+
+def test_resuming_removes_drafts_and_nothing_else(tmp_path: Path) -> None:
+    folder = begin(tiny(), tmp_path / "run").folder
+    mine = [folder / ".env.local", folder / "notes" / ".todo.md", folder / ".vim.d" / "x"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    draft = folder / "checkpoints" / ".last.ckpt.4711"
+    draft.write_text("half")
+    resume(folder)
+    assert all(path.read_text() == "mine" for path in mine) and not draft.exists()
+
+
+def test_a_kill_between_two_checkpoints_of_a_better_epoch_is_survived(tmp_path: Path) -> None:
+    settings = ["training.validate_every=1", "training.checkpoint_minutes=10"]
+    run = begin(tiny(*settings, "training.epochs=3"), tmp_path / "run")
+    expected, folder = last(run.folder), run.folder / "checkpoints"
+    assert checkpoints.read(folder / "previous.ckpt")["callbacks"]["Keeper"]["improved"]
+    (folder / "last.ckpt").unlink()
+    resume(run.folder)
+    assert same_state(last(run.folder), expected)
+
+
+def test_roll_backs_in_the_first_epoch_end_with_advice(tmp_path: Path) -> None:
+    settings = ["training.batch_size=1", "model.max_steps=1", "tolerance=1e-6"]
+    with pytest.raises(WorkError, match="keeps diverging"):
+        begin(tiny(*settings), tmp_path / "run")
+
+
+def test_a_run_cannot_be_resumed_to_fewer_epochs_than_it_has_done(tmp_path: Path) -> None:
+    run = begin(tiny(), tmp_path / "run")
+    before = (run.folder / "config.toml").read_bytes()
+    with pytest.raises(InputError, match=r"epochs=1: it has done 2"):
+        resume(run.folder, ["training.epochs=1"])
+    assert (run.folder / "config.toml").read_bytes() == before
 
 
 def test_every_setting_without_a_value_survives_being_written(tmp_path: Path) -> None:

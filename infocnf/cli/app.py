@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
             raise
         if not is_leader() and isinstance(error, StoppedError):
             return 0  # Lightning would take another code for a crash
-        if is_leader() and str(error):
+        if is_leader():
             print(f"infocnf: {one_line(error)}{value_given(error, rest)}", file=sys.stderr)
         return code
 
@@ -83,7 +83,7 @@ def one_line(error: Exception) -> str:
         or type(error).__name__ == "SolveError"
     ):
         return line
-    return f"{type(error).__name__}: {line} (--debug shows where)"
+    return f"{type(error).__name__}: {line or 'no reason given'} (--debug shows where)"
 
 
 def value_given(error: Exception, arguments: list[str]) -> str:

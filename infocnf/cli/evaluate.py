@@ -67,7 +67,7 @@ def evaluate(
         )
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
-    write_json(run / f"{name}.json", found.to_dict())
+    write_json(run / f"{name}.json", {**found.to_dict(), "model_sha256": opened.model_digest})
     console.print(table(found))
     console.print(f"written: {run / name}.json")
 

@@ -87,7 +87,7 @@ def as_toml(path: str) -> str:
     """A path as a TOML string."""
     import json
 
-    return json.dumps(str(Path(path).expanduser().absolute()))
+    return json.dumps(str(Path(path).expanduser().absolute()), ensure_ascii=False)
 
 
 def start(source: str, settings: list[str], folder: Path, overwrite: bool) -> None:

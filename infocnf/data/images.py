@@ -262,13 +262,19 @@ def gather(
     """Training and official test examples as one."""
     x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
     place = next(iter(sources), "the data")
+    if not len(x):
+        raise InputError(f"{place} has no examples")
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"{place} holds examples that are not real numbers ({x.dtype})")
     labels, classes = classes_of(y, place)
     if x.ndim == 4:
-        if not len(x) or np.any(x != np.floor(x)) or x.min() < 0 or x.max() > 65535:
+        if np.any(x != np.floor(x)) or x.min() < 0 or x.max() > 65535:
             raise InputError(
                 f"{place} holds images that are not whole grey levels: save them as 0 .. 255"
             )
-        levels = levels or (256 if x.dtype == np.uint8 or x.max() > 16 else int(x.max()) + 1)
+        levels = levels or (
+            256 if x.dtype == np.uint8 or x.max() > 16 else max(2, int(x.max()) + 1)
+        )
         if x.max() >= levels:
             raise InputError(f"{place} has grey level {x.max():g}: set data.levels to fit")
         x = x.astype(np.uint8 if levels <= 256 else np.int32)

@@ -39,16 +39,29 @@ def read_frame(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read as a table ({reason})") from None
     if frame.empty:
         raise InputError(f"{path} has no rows")
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise InputError(
+            f"{path}: rows have more values than there are column names: if commas are decimal, "
+            "separate the columns by semicolons"
+        )
     frame.columns = [str(name).strip() for name in frame.columns]
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise InputError(f"{path} has two columns {twice[0]!r}: rename one")
     return frame
 
 
 def punctuation(path: Path) -> dict[str, str]:
-    """What separates values and what decimals, from the first lines of a file."""
+    """What separates values and what decimals, from the first lines of a file.
+
+    A comma between digits is decimal only where commas do not separate, and where it cannot be one
+    between thousands.
+    """
     with path.open(errors="replace") as stream:
-        head, line = stream.readline(), stream.readline()
-    separator = max(",;\t", key=head.count)
-    comma = separator != "," and re.search(r"\d,\d", line) and not re.search(r"\d\.\d", line)
+        lines = [re.sub(r'"[^"]*"', "", line) for line in stream if line.strip()][:20]
+    separator = max(",;\t", key=(lines or [""])[0].count)
+    decimals = re.findall(r"\d,(\d+)", "\n".join(lines[1:])) if separator != "," else []
+    comma = any(len(digits) != 3 for digits in decimals)
     return {"sep": separator, "decimal": "," if comma else "."}
 
 
@@ -68,6 +81,9 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
             near = get_close_matches(name, map(str, frame.columns), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
             raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
+    unknown = [name for name in real if name not in names]
+    if unknown:
+        raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
     taken = [name for name in names if name in RESERVED]
     if taken:
         raise InputError(f"{path}: a label cannot be called {taken[0]!r}: rename the column")
@@ -76,6 +92,8 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
         if frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax()) + 1
             raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
+        if name in real and frame[name].dtype.kind not in "biuf":
+            raise InputError(f"{path}: column {name!r} holds words, which are not amounts")
         column = frame[name].astype(float) if name in real else frame[name]
         labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
         if found:

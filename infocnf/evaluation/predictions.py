@@ -81,8 +81,10 @@ def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Sc
         except SolveError as error:
             kept = kept[error.solution.done.cpu()]
     else:
-        found = score(model, torch.zeros_like(x[:1]) + 0.5, {}, policy, log_scale)
-        kept = kept[:0]
+        nothing = x.new_empty(0, dtype=torch.float64)
+        counts = torch.empty(0, len(model.flow.blocks), dtype=torch.int64)
+        answers = {n: x.new_empty(0, head.factor.outputs) for n, head in model.code.heads.items()}
+        found = Scores(nothing, nothing, counts, counts.double(), answers)
 
     def spread(values: Tensor) -> Tensor:
         whole = values.new_full(

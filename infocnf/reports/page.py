@@ -110,9 +110,12 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
 
 
 def read_evaluation(run: Run) -> dict[str, Any] | None:
-    """``evaluation.json``, if the run was evaluated."""
+    """``evaluation.json``, if this model of the run was evaluated."""
     name = "evaluation.json"
-    return run.read_json(name) if (run.folder / name).is_file() else None
+    if not (run.folder / name).is_file():
+        return None
+    found = run.read_json(name)
+    return found if found.get("model_sha256") == run.model_digest else None
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -66,6 +66,8 @@ def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:
     be.
     """
     images = samples.double() / max(levels - 1, 1)
+    if 0 < len(images) < len(classes):
+        return Grid(images.unsqueeze(1), tuple(classes[: len(images)]))
     if classes:
         columns = len(images) // len(classes)
         kept = images[: columns * len(classes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -29,11 +30,19 @@ def build_data(config: Config) -> Dataset:
 
 
 def settle(config: Config, data: Dataset) -> Config:
-    """The configuration with as many epochs as give the steps it wants at least."""
-    training = config.training
+    """The configuration with as many epochs as give the steps it wants at least, and with paths
+    that hold from anywhere.
+    """
+    training, places = config.training, config.data.model_dump(include={"path", "directory"})
     order = Order(len(data.parts["train"]), training.batch_size, training.seed)
     epochs = max(training.epochs, -(-training.min_steps // order.steps))
-    return config.model_copy(update={"training": training.model_copy(update={"epochs": epochs})})
+    absolute = {k: str(Path(place).expanduser().absolute()) for k, place in places.items() if place}
+    return config.model_copy(
+        update={
+            "training": training.model_copy(update={"epochs": epochs}),
+            "data": config.data.model_copy(update=absolute),
+        }
+    )
 
 
 def build_model(config: Config, data: Dataset) -> InfoCNF:

@@ -6,7 +6,6 @@ import csv
 import io
 import logging
 import os
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from infocnf.errors import StoppedError, WorkError
 from infocnf.files import write
-from infocnf.training.checkpoints import BEST, LAST
+from infocnf.training.checkpoints import BEST, LAST, read
 from infocnf.training.module import FlowModule
 
 __all__ = ["Journal", "Keeper"]
@@ -96,6 +95,11 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     return row
 
 
+def rows_of(checkpoint: Path) -> list[Row]:
+    """The rows of the epochs that a checkpoint has behind it."""
+    return read(checkpoint)["callbacks"]["Journal"]["rows"]
+
+
 def to_csv(rows: list[Row]) -> str:
     """Rows as a table with a header; a missing figure is empty."""
     text = io.StringIO()
@@ -129,7 +133,7 @@ class Keeper(Callback):
         if not trainer.global_step:
             self.save(trainer)
         elif self.improved and trainer.is_global_zero:  # it was killed before this was done
-            self.copy_best()
+            self.copy_best(Path(str(trainer.ckpt_path)))
         self.improved = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
@@ -191,9 +195,9 @@ class Keeper(Callback):
             self.keep(trainer, pl_module)
         self.save(trainer)
         if self.improved and trainer.is_global_zero:
-            self.copy_best()
+            self.copy_best(self.folder / "checkpoints" / LAST)
         self.improved = False
-        if final and self.best is None:
+        if final and self.best is None and pl_module.config.training.select == "best":
             raise WorkError(
                 "no validation example could be solved, so there is no model to keep: loosen "
                 "tolerance and evaluation.tolerance, or raise model.max_steps"
@@ -206,12 +210,9 @@ class Keeper(Callback):
         trainer.save_checkpoint(self.folder / "checkpoints" / LAST)
         self.saved = monotonic()
 
-    def copy_best(self) -> None:
-        """Keep the last checkpoint as the best one, too."""
-        folder = self.folder / "checkpoints"
-        draft = folder / f".{BEST}"
-        shutil.copyfile(folder / LAST, draft)
-        draft.replace(folder / BEST)
+    def copy_best(self, source: Path) -> None:
+        """Keep a checkpoint as the best one, too."""
+        write(self.folder / "checkpoints" / BEST, source.read_bytes())
 
     def keep(self, trainer: Trainer, module: FlowModule) -> None:
         """Write the model for others to use."""

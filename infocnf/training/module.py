@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from time import perf_counter
 from typing import Any, cast
@@ -28,6 +28,7 @@ from infocnf.objectives import Objective, likelihood_objective
 from infocnf.ode import AdjointError
 from infocnf.ode.streams import combine_seeds
 from infocnf.training.account import Account, account_of
+from infocnf.training.average import averaging
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
 from infocnf.training.order import Order, Steps, pieces
@@ -241,10 +242,14 @@ class FlowModule(LightningModule):
                     parameter.grad /= sums.examples
             largest = self.config.training.clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
-        most_failed = sums.sums.get("failed", 0.0) > sums.examples
-        if most_failed or not (math.isfinite(norm) and math.isfinite(sums.mean("loss") or 0.0)):
+        reason = ""
+        if sums.sums.get("failed", 0.0) > sums.examples:
+            reason = "most of its examples could not be solved"
+        elif not (math.isfinite(norm) and math.isfinite(sums.mean("loss") or 0.0)):
+            reason = "its loss or gradient is not finite"
+        if reason:
             sums.sums.clear()  # the step counts as skipped, not its examples as failed
-            self.give_up_step(number)
+            self.give_up_step(number, reason)
             return
 
         factor = rate_factor(self.config.training, number, self.order.steps) * 0.5**self.halvings
@@ -265,11 +270,11 @@ class FlowModule(LightningModule):
         """The optimiser, through which Lightning counts the steps."""
         return cast("torch.optim.Optimizer", self.optimizers())
 
-    def give_up_step(self, number: int) -> None:
+    def give_up_step(self, number: int, reason: str) -> None:
         """Leave the weights as they are; after several times go back to where they were good."""
         self.skipped += 1
         self.streak += 1
-        log.warning("step %d skipped: its loss or gradient is not finite", number)
+        log.warning("step %d skipped: %s", number, reason)
         if self.streak < self.config.training.patience:
             return
         if self.halvings >= LARGEST_HALVINGS:
@@ -282,7 +287,9 @@ class FlowModule(LightningModule):
         self.load_state_dict(target["weights"])
         self.plain_optimizer.load_state_dict(deepcopy(target["optimizer"]))
         self.restore(target["blocks"])
-        self.halvings, self.streak, self.candidate = self.halvings + 1, 0, None
+        self.halvings, self.streak = self.halvings + 1, 0
+        if target is self.good:
+            self.candidate = None  # ruined, or the same
         log.warning(
             "rolled back to the weights before step %d; the learning rate is halved (now %g of the "
             "schedule's)",
@@ -381,14 +388,3 @@ class FlowModule(LightningModule):
         """Undo :attr:`first_steps`."""
         for block, step in zip(self.blocks, first_steps, strict=True):
             block.first_step = step
-
-
-def averaging(decay: float) -> Callable[[Any, Any, Any], None]:
-    """Exponential moving average whose memory grows to that of ``decay`` over the first steps."""
-
-    @torch.no_grad()
-    def update(averaged: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
-        keep = min(decay, (1.0 + float(count)) / (10.0 + float(count)))
-        torch._foreach_lerp_(averaged, current, 1.0 - keep)
-
-    return update

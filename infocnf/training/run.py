@@ -15,8 +15,6 @@ import json
 import logging
 import os
 import platform
-import re
-import shutil
 import sys
 import warnings
 from collections.abc import Sequence
@@ -35,13 +33,14 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
-from infocnf.files import write, write_json
+from infocnf.files import digest_of, write, write_json
 from infocnf.models import InfoCNF, load
 from infocnf.processes import is_leader
 from infocnf.training.build import build_data, build_model, settle
-from infocnf.training.callbacks import Journal, Keeper
+from infocnf.training.callbacks import Journal, Keeper, rows_of
 from infocnf.training.checkpoints import SafeCheckpoints, latest, set_aside
 from infocnf.training.config import Config
+from infocnf.training.directory import claim, remove_drafts
 from infocnf.training.module import FlowModule
 from infocnf.training.settings import (
     apply_settings,
@@ -53,10 +52,6 @@ from infocnf.training.settings import (
 
 __all__ = ["Run", "begin", "resume"]
 
-OURS = re.compile(
-    r"(config\.toml|(environment|data|evaluation[a-z-]*)\.json|splits\.npz|metrics\.csv|checkpoints|"
-    r"model|samples\.(png|csv)|report\.html|hparams\.yaml|events\.out\.tfevents\..*|\..*\.\d+)$"
-)
 FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 PACKAGES = ("infocnf", "torch", "lightning", "numpy", "pydantic", "scikit-learn", "torchmetrics")
 CHANGEABLE = ("training.epochs", "trainer.", "evaluation.")
@@ -121,6 +116,11 @@ class Run:
         return model
 
     @property
+    def model_digest(self) -> str:
+        """Digest of the weights it kept."""
+        return digest_of(self.folder / "model" / "model.safetensors")
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What was recorded of its data."""
         facts = self.read_json("data.json")
@@ -173,8 +173,12 @@ def begin(
     config: Config, folder: Path, *, overwrite: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Run:
     """Train from the beginning, into a directory that is new or may be overwritten."""
-    if config.data.path and folder.resolve().is_relative_to(Path(config.data.path).resolve()):
-        raise InputError(f"{folder} is inside the data {config.data.path}: choose another --out")
+    for place in filter(None, (config.data.path, config.data.directory)):
+        there, here = Path(place).resolve(), folder.resolve()
+        among = place == config.data.path and here.is_relative_to(there)  # would be a class
+        if among or there.is_relative_to(here):
+            what = "is inside" if among else "holds"
+            raise InputError(f"{folder} {what} the data {place}: choose another --out")
     run, data = Run(folder), build_data(config)
     config = settle(config, data)
     model = build_model(config, data)
@@ -200,6 +204,11 @@ def resume(
             raise InputError(
                 f"{changed[0]} cannot change in a run that has begun: start a new one with --out"
             )
+        done = len(rows_of(latest(folder / "checkpoints")))
+        if wanted.training.epochs != config.training.epochs and wanted.training.epochs <= done:
+            raise InputError(
+                f"training.epochs={wanted.training.epochs}: it has done {done}, want more"
+            )
         config = wanted
     checkpoint = latest(folder / "checkpoints")
     data = run.data()
@@ -208,35 +217,10 @@ def resume(
     trainer = make_trainer(run, config, callbacks)
     if is_leader():
         set_aside(folder / "checkpoints")
-        for draft in (*folder.glob(".*.*"), *folder.glob("*/.*.*")):
-            draft.unlink()  # what a kill left half written
+        remove_drafts(folder)
         write(folder / "config.toml", to_toml(config).encode())
     fit(trainer, FlowModule(config, model, data), checkpoint)
     return run
-
-
-def claim(folder: Path, overwrite: bool) -> None:
-    """Make the directory; what is there is removed only where it is a run and may be."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: choose another --out")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not overwrite:
-            raise InputError(
-                f"{folder} exists: continue it with --resume, replace it with --overwrite, "
-                "or choose another --out"
-            )
-        foreign = [path.name for path in folder.iterdir() if not OURS.match(path.name)]
-        if foreign:
-            raise InputError(
-                f"{folder} holds {foreign[0]!r}, which is not of a run: it will not be overwritten"
-            )
-        shutil.rmtree(folder)
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be made ({error.strerror}): choose another --out"
-        ) from None
 
 
 def check_parts(config: Config, data: Dataset) -> None:

@@ -180,7 +180,7 @@ def one_line_toml(key: str, value: object) -> str:
     import json
 
     if isinstance(value, list | str):
-        return f"{key} = {json.dumps(value)}"
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}"
     return f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
 
