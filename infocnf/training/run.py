@@ -173,12 +173,7 @@ def begin(
     config: Config, folder: Path, *, overwrite: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Run:
     """Train from the beginning, into a directory that is new or may be overwritten."""
-    for place in filter(None, (config.data.path, config.data.directory)):
-        there, here = Path(place).resolve(), folder.resolve()
-        among = place == config.data.path and here.is_relative_to(there)  # would be a class
-        if among or there.is_relative_to(here):
-            what = "is inside" if among else "holds"
-            raise InputError(f"{folder} {what} the data {place}: choose another --out")
+    check_places(config, folder)
     run, data = Run(folder), build_data(config)
     config = settle(config, data)
     model = build_model(config, data)
@@ -196,7 +191,7 @@ def resume(
 ) -> Run:
     """Continue a run from its last checkpoint, to the weights it would have had uninterrupted."""
     run = Run.open(folder)
-    config = run.config
+    config, checkpoint = run.config, latest(folder / "checkpoints")
     if settings:
         wanted = parse_config(apply_settings(config.model_dump(), settings), str(folder))
         changed = [key for key in differences(config, wanted) if not key.startswith(CHANGEABLE)]
@@ -204,13 +199,12 @@ def resume(
             raise InputError(
                 f"{changed[0]} cannot change in a run that has begun: start a new one with --out"
             )
-        done = len(rows_of(latest(folder / "checkpoints")))
+        done = len(rows_of(checkpoint))
         if wanted.training.epochs != config.training.epochs and wanted.training.epochs <= done:
             raise InputError(
                 f"training.epochs={wanted.training.epochs}: it has done {done}, want more"
             )
         config = wanted
-    checkpoint = latest(folder / "checkpoints")
     data = run.data()
     model = build_model(config, data)
     check_parts(config, data)
@@ -221,6 +215,16 @@ def resume(
         write(folder / "config.toml", to_toml(config).encode())
     fit(trainer, FlowModule(config, model, data), checkpoint)
     return run
+
+
+def check_places(config: Config, folder: Path) -> None:
+    """Refuse a run directory that would be taken for data, or that holds the data."""
+    for place in filter(None, (config.data.path, config.data.directory)):
+        there, here = Path(place).resolve(), folder.resolve()
+        among = place == config.data.path and here.is_relative_to(there)  # would be a class
+        if among or there.is_relative_to(here):
+            what = "is inside" if among else "holds"
+            raise InputError(f"{folder} {what} the data {place}: choose another --out")
 
 
 def check_parts(config: Config, data: Dataset) -> None:
