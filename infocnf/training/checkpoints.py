@@ -66,7 +66,7 @@ def intact(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError):
+    except (OSError, zipfile.BadZipFile, EOFError, ValueError, RuntimeError):
         return False
 
 
