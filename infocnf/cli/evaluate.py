@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
 from infocnf.errors import InputError
 
 __all__ = ["evaluate"]
@@ -14,22 +15,12 @@ __all__ = ["evaluate"]
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Tolerance of the solver.  [default: that of the run]", show_default=False
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples solved at a time; changes no result.")
-    ] = None,
+    tolerance: Tolerance = None,
+    batch_size: BatchSize = None,
     learned_tolerances: Annotated[
         bool, typer.Option("--learned-tolerances", help="Solve at the tolerances of the model.")
     ] = False,
-    exact_trace: Annotated[
-        bool,
-        typer.Option("--exact-trace", help="No estimated traces: slower, for single likelihoods."),
-    ] = False,
+    exact_trace: ExactTrace = False,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
@@ -39,10 +30,7 @@ def evaluate(
     """
     if tolerance is not None and learned_tolerances:
         raise InputError("--tolerance and --learned-tolerances contradict each other: choose one")
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise InputError(f"--tolerance must lie between 0 and 1, got {tolerance:g}")
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, got {batch_size}")
+    check_solving(tolerance, batch_size)
 
     from infocnf import evaluation
     from infocnf.cli.progress import console, counting

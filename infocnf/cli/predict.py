@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from infocnf.cli.outputs import check_output
-from infocnf.errors import InputError
+from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
 
 __all__ = ["predict"]
 
@@ -24,19 +24,9 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Table to write; printed otherwise.")
     ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Tolerance of the solver.  [default: that of the run]", show_default=False
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(help="Examples solved at a time; changes no result.")
-    ] = 500,
-    exact_trace: Annotated[
-        bool,
-        typer.Option("--exact-trace", help="No estimated traces: slower, for single likelihoods."),
-    ] = False,
+    tolerance: Tolerance = None,
+    batch_size: BatchSize = None,
+    exact_trace: ExactTrace = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
 ) -> None:
     """Predict labels of new images or rows: class, probabilities, log-likelihood and NFE, as CSV.
@@ -45,10 +35,7 @@ def predict(
     brought to those of the model.
     """
     check_output(out, overwrite)
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise InputError(f"--tolerance must lie between 0 and 1, got {tolerance:g}")
-    if batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, got {batch_size}")
+    check_solving(tolerance, batch_size)
 
     import torch
 
@@ -60,15 +47,15 @@ def predict(
 
     opened = Run.open(run)
     names, x = read_inputs(source, opened.facts)
-    model = opened.model(exact_trace)
+    config, model = opened.config.evaluation, opened.model(exact_trace)
     with counting("predicting", len(x)) as progress:
         found = evaluation.predict(
             model,
             opened.preparation,
             torch.from_numpy(x),
             opened.facts["classes"],
-            tolerance=tolerance or opened.config.evaluation.tolerance,
-            batch_size=batch_size,
+            tolerance=tolerance or config.tolerance,
+            batch_size=batch_size or config.batch_size,
             progress=progress,
         )
     if found.unsolved:

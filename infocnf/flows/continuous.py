@@ -18,7 +18,7 @@ from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
 from infocnf.networks.fields import check_field
 from infocnf.ode import solve
 from infocnf.ode.checks import check_steps
-from infocnf.ode.divergence import PROBES, draw_probes, products, unit_probes
+from infocnf.ode.divergence import PROBES, contract, draw_probes, products, unit_probes
 from infocnf.ode.tableaus import tableau
 
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
@@ -52,7 +52,7 @@ class Dynamics(nn.Module):
         directions = unit_probes(z) if probes is None else probes.transpose(0, 1)
         weight = 1.0 if probes is None else 1.0 / probes.shape[1]
         slopes, turned = products(self.field, t, z, directions)
-        trace = weight * (turned * directions).flatten(2).sum(2).sum(0)
+        trace = contract(turned, directions, weight)
         if len(state) == 2:
             return slopes, trace
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from infocnf.ode.streams import draw_words, next_words, to_uniform
 
-__all__ = ["PROBES", "divergence", "draw_probes", "products", "unit_probes"]
+__all__ = ["PROBES", "contract", "divergence", "draw_probes", "products", "unit_probes"]
 
 PROBES = ("rademacher", "gaussian")
 
@@ -51,7 +51,12 @@ def divergence(
     tensor([6., 6., 6., 6., 6.])
     """
     slopes, turned = products(field, t, z, probes)
-    return slopes, weight * (turned * probes).flatten(2).sum(2).sum(0)
+    return slopes, contract(turned, probes, weight)
+
+
+def contract(turned: Tensor, probes: Tensor, weight: float) -> Tensor:
+    """The divergence ``(batch,)`` of probes and their products with the Jacobian."""
+    return weight * (turned * probes).flatten(2).sum(2).sum(0)
 
 
 def products(

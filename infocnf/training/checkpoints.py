@@ -78,15 +78,15 @@ def set_aside(folder: Path) -> None:
 
 def latest(folder: Path) -> Path:
     """The last checkpoint that is whole; a warning where that is not the last one."""
-    damaged = [name for name in (LAST, PREVIOUS) if (folder / name).exists()]
-    for name in list(damaged):
+    present = [name for name in (LAST, PREVIOUS) if (folder / name).exists()]
+    for name in present:
         if intact(folder / name):
             if name == PREVIOUS:
-                what = "is damaged" if LAST in damaged else "is missing"
+                what = "is damaged" if LAST in present else "is missing"
                 log.warning("%s %s: going on from the one before it", folder / LAST, what)
             return folder / name
     raise InputError(
         f"{folder} has no checkpoint that can be read: start again with --overwrite"
-        if damaged
+        if present
         else f"{folder} has no checkpoint: nothing to resume"
     )

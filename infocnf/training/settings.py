@@ -28,13 +28,10 @@ __all__ = [
 PRESETS = files("infocnf.training") / "presets"
 
 
-def presets() -> dict[str, str]:
-    """Names of the presets, and the first line of each: what it is."""
-    found = sorted((path.name, path) for path in PRESETS.iterdir() if path.name.endswith(".toml"))
-    return {
-        name.removesuffix(".toml"): path.read_text().splitlines()[0].lstrip("# ")
-        for name, path in found
-    }
+def presets() -> list[str]:
+    """Names of the presets."""
+    names = (path.name for path in PRESETS.iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def read_tables(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -144,18 +141,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def differences(one: Config, two: Config) -> list[str]:
     """Names of the settings in which two configurations differ."""
 
-    def flat(config: Config) -> dict[str, Any]:
-        tables = config.model_dump()
-        return {
-            f"{name}.{key}" if name != "tolerance" else name: value
-            if name != "tolerance"
-            else table
-            for name, table in tables.items()
-            for key, value in table.items()
-        }
+    def value(config: Config, key: str) -> object:
+        found: object = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        return found
 
-    a, b = flat(one), flat(two)
-    return [key for key in a if a[key] != b.get(key)]
+    return [key for key in keys(Config) if value(one, key) != value(two, key)]
 
 
 def explain(config: Config) -> str:
