@@ -180,9 +180,7 @@ def test_each_block_is_solved_at_the_tolerance_its_policy_names() -> None:
     loose, tight = traversal.solves
     assert (loose.choice.tolerance, tight.choice.tolerance) == (1e-2, 1e-9)
     assert tight.solution.stats.forward > loose.solution.stats.forward
-    with pytest.raises(
-        ValueError, match="the flow has 2 blocks or more, but there are 1 tolerances"
-    ):
+    with pytest.raises(ValueError, match="there is no tolerance for block 1: there are 1"):
         flow(x, Traversal(PerBlock([1e-2])))
 
 

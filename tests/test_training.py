@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infocnf import Categorical, InfoCNF
 from infocnf.errors import InputError, WorkError
 from infocnf.objectives import likelihood_objective
-from infocnf.tolerances.policies import POLICIES, Choice, Policy
+from infocnf.tolerances import POLICIES, Choice, Policy
 from infocnf.training import Run, begin, checkpoints, presets, read_config, resume
 from infocnf.training.average import averaging
 from infocnf.training.build import build_data, build_model
@@ -108,7 +108,7 @@ class Wandering(Policy):
         self.centre = nn.Parameter(torch.tensor(-2.0))
         self.register_buffer("memory", torch.zeros(2))
 
-    def forward(self, block: int, features: Tensor) -> Choice:
+    def forward(self, block: int, features: Tensor, seeds: Tensor | None = None) -> Choice:
         noise = torch.randn(()) * self.spread if self.training else torch.zeros(())
         action = (self.centre + noise + 0.01 * self.memory[0]).detach()
         log_prob = -0.5 * ((action - self.centre) / self.spread).square()

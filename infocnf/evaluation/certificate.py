@@ -8,12 +8,13 @@ Hutchinson's estimate, which the standard error of an average does.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from infocnf.tolerances.policies import Choice, Policy
+from infocnf.tolerances import Choice, Place, Policy
 
 __all__ = ["LARGEST_ERROR", "Tighter"]
 
@@ -36,12 +37,12 @@ class Tighter(Policy):
         super().__init__()
         self.policy, self.factor = policy, factor
 
-    def forward(self, block: int, features: Tensor) -> Choice:
-        choice = self.policy(block, features)
+    def forward(self, block: int, features: Tensor, seeds: Tensor | None = None) -> Choice:
+        choice = self.policy(block, features, seeds)
         return replace(choice, tolerance=choice.tolerance * self.factor)
 
-    def check(self, blocks: int) -> None:
-        self.policy.check(blocks)
+    def bind(self, places: Sequence[Place]) -> None:
+        self.policy.bind(places)
 
     def config(self) -> dict[str, Any]:
         raise ValueError("a certificate's policy belongs to one evaluation and is not saved")

@@ -98,18 +98,18 @@ class Traversal:
     """How one batch travels through a flow, and the account of it.
 
     Arguments:
-        policy: Chooses the tolerance, called with the index of a block and the block's input.
+        policy: Chooses the tolerance, called with the index of a block, the block's input and the
+            seeds.
         stepping: ``shared`` or ``individual``.
         gradient: How solves are differentiated.
         method: Method of the solver instead of the blocks' own.
-        seeds: Seeds of the probes of each sample ``(batch,)``; None when log-determinants are not
-            wanted.
+        seeds: Seeds of each sample's noise ``(batch,)``; None when log-determinants are not wanted.
         warm: Whether a block starts with the step its previous solve proposed.
         passengers: Whether to integrate kinetic energy and Jacobian norm on the way.
         solves: Filled in by the blocks on the way.
     """
 
-    policy: Callable[[int, Tensor], Choice]
+    policy: Callable[[int, Tensor, Tensor | None], Choice]
     stepping: str = "individual"
     gradient: str = "checkpoint"
     method: str | None = None

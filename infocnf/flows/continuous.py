@@ -11,7 +11,9 @@ minus, which holds for dynamics from latent to data).
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from infocnf.flows.bijection import Bijection, BlockSolve, Traversal
@@ -108,10 +110,9 @@ class ContinuousBlock(Bijection):
         self.shape, self.index = tuple(shape), index
         self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
         self.probes, self.probe_count = probes, probe_count
-        self.solver = {"method": method, "steps": steps, "max_steps": max_steps}
-        self.first_step: float | None = (
-            None  # what the last solve in training proposed for the next
-        )
+        self.solver: dict[str, Any] = {"method": method, "steps": steps, "max_steps": max_steps}
+        # what the last solve in training proposed for the next, were the tolerance 1
+        self.first_step: float | None = None
 
     def forward(self, x: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
         if traversal.seeds is None:
@@ -141,29 +142,30 @@ class ContinuousBlock(Bijection):
         """Final state, entered into the traversal's account; an error that names this block where a
         sample failed.
         """
-        choice = traversal.policy(self.index, state[0])
+        choice = traversal.policy(self.index, state[0], traversal.seeds)
+        tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
         with_log_det = len(state) > 1
         warm = traversal.warm and with_log_det
-        per_sample = isinstance(choice.tolerance, Tensor) and choice.tolerance.ndim > 0
         solver = dict(self.solver)
         if traversal.method is not None:  # an adaptive one
             solver.update(method=traversal.method, steps=None)
+        growth = tolerance ** (1.0 / tableau(solver["method"]).order)  # of steps with tolerance
         solution = solve(
             self.dynamics if with_log_det else self.dynamics.field,
             state if with_log_det else state[0],
             interval,
-            tolerance=choice.tolerance,
-            stepping="individual" if per_sample else traversal.stepping,
+            tolerance=tolerance,
+            stepping="individual" if tolerance.ndim else traversal.stepping,
             gradient=traversal.gradient,
-            first_step=self.first_step if warm else None,
+            first_step=self.first_step * growth if warm and self.first_step else None,
             passengers=max(len(state) - 2, 0),
             context=context,
-            **solver,  # type: ignore[arg-type]
+            **solver,
         )
         traversal.solves.append(BlockSolve(self.index, choice, solution))
         solution.check(f"block {self.index}")
-        if warm and math.isfinite(solution.first_step):
-            self.first_step = solution.first_step
+        if warm and torch.is_grad_enabled() and math.isfinite(solution.first_step):
+            self.first_step = solution.first_step / float(growth.median())
 
         final = solution.state
         return (final,) if isinstance(final, Tensor) else final

@@ -47,6 +47,16 @@ class ScaledFlow(Bijection):
         """The continuous blocks from data to latent."""
         return [module for module in self.modules() if isinstance(module, ContinuousBlock)]
 
+    @property
+    def places(self) -> list[tuple[tuple[int, ...], int]]:
+        """Shape of one sample and scale of each block."""
+        return [
+            (block.shape, position)
+            for position, scale in enumerate(self.scales)
+            for block in scale.modules()
+            if isinstance(block, ContinuousBlock)
+        ]
+
     def forward(self, x: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
         codes, total = [], torch.zeros(len(x), dtype=x.dtype, device=x.device)
         for position, (scale, flatten) in enumerate(zip(self.scales, self.flattens, strict=True)):

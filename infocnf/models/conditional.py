@@ -23,8 +23,7 @@ from infocnf.models.labels import Labels, check_factors, name_labels
 from infocnf.ode.gradients import GRADIENTS
 from infocnf.ode.streams import sample_seeds
 from infocnf.ode.tableaus import tableau
-from infocnf.tolerances import Policy, as_policy
-from infocnf.tolerances.policies import policy_from_config
+from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
 
 __all__ = ["InfoCNF"]
 
@@ -134,7 +133,12 @@ class InfoCNF(nn.Module):
         }
         self.flow = build_flow(self.shape, architecture, make_block, common, own)
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
-        self.policy.check(len(self.flow.blocks))
+        self.policy.bind(self.places)
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the continuous blocks are."""
+        return [Place(*place) for place in self.flow.places]
 
     @property
     def dimensions(self) -> int:
@@ -336,13 +340,15 @@ class InfoCNF(nn.Module):
         stepping: str | None = None,
     ) -> Traversal:
         """How a batch travels, in training and in evaluation."""
+        policy = self.policy if tolerance is None else as_policy(tolerance)
+        policy.bind(self.places)
         return Traversal(
-            policy=self.policy if tolerance is None else as_policy(tolerance),
+            policy=policy,
             stepping=stepping or ("shared" if self.training else "individual"),
             gradient=self.gradient,
             method=self.training_method if self.training else None,
             seeds=seeds,
-            warm=self.training and torch.is_grad_enabled() and stepping != "individual",
+            warm=self.training and stepping != "individual",
             passengers=passengers,
         )
 

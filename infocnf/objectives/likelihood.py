@@ -12,7 +12,7 @@ calls the cross-entropy maximised.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import InfoCNF
+from infocnf.objectives.measuring import measure
 from infocnf.objectives.regularisers import path_penalty
+from infocnf.objectives.reinforce import teach
+from infocnf.tolerances import Learned
 
 __all__ = ["Objective", "bits_per_dim", "likelihood_objective", "weight_in_nats"]
 
@@ -37,6 +40,9 @@ class Objective:
         cross_entropy: The label term of each sample in nats, summed over factors, ``(batch,)``.
         answers: Outputs of the classifiers by factor.
         stats: What the solves took.
+        surrogate: Zero but for its gradient, which is that of the expected cost of learned
+            tolerances, summed over samples; None where there are no gates or nothing to learn.
+        sums: What the tolerance policy wants to be told of, summed over samples.
     """
 
     loss: Tensor
@@ -46,6 +52,14 @@ class Objective:
     cross_entropy: Tensor
     answers: dict[str, Tensor]
     stats: FlowStats
+    surrogate: Tensor | None = None
+    sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Tensor:
+        """What is differentiated: the objective summed over samples, with what gates learn."""
+        total = self.losses.sum()
+        return total if self.surrogate is None else total + self.surrogate
 
 
 def bits_per_dim(log_prob: Tensor, dimensions: int, levels: int = 1) -> Tensor:
@@ -91,7 +105,8 @@ def likelihood_objective(
         beta: Weight of the cross-entropy.
         levels: Grey levels of the data.
         log_scale: Logarithm of the factor by which the data was shrunk before the model saw it.
-        tolerance: Tolerance of the solves; that of the model's policy when None.
+        tolerance: Tolerance of the solves; that of the model's policy when None, which then also
+            learns from the batch in training mode.
         kinetic: Weight of the kinetic energy of the paths; see :func:`path_penalty`.
         jacobian: Weight of the squared norm of the fields' Jacobians.
         generator: Source of the probes.
@@ -100,10 +115,10 @@ def likelihood_objective(
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels = model.labels(y, len(x))
+    seeds = model.seeds(x, generator) if seeds is None else seeds
     code = model.encode(
         x,
         tolerance=tolerance,
-        generator=generator,
         seeds=seeds,
         passengers=bool(kinetic or jacobian),
         stepping=stepping,
@@ -121,6 +136,15 @@ def likelihood_objective(
     if kinetic or jacobian:
         losses = losses + path_penalty(code.stats, kinetic, jacobian)
 
+    lesson, sums = None, {}
+    if model.training and tolerance is None and torch.is_grad_enabled():
+        measurement = measure(model, x, labels, code, seeds) if model.policy.due else None
+        sums = measurement.sums() if measurement is not None else {}
+        if isinstance(model.policy, Learned):
+            lesson = teach(model.policy, code.stats, losses, measurement)
+        if lesson is not None:
+            sums.update(lesson.sums)
+
     return Objective(
         loss=losses.mean(),
         losses=losses,
@@ -129,4 +153,6 @@ def likelihood_objective(
         cross_entropy=cross_entropy,
         answers=answers,
         stats=code.stats,
+        surrogate=None if lesson is None else lesson.surrogate,
+        sums=sums,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from infocnf.ode.controller import State
@@ -14,11 +15,10 @@ __all__ = [
     "STEPPINGS",
     "check_choices",
     "check_context",
-    "check_first",
     "check_interval",
+    "check_positive",
     "check_state",
     "check_steps",
-    "check_tolerance",
 ]
 
 STEPPINGS = ("shared", "individual")
@@ -79,22 +79,15 @@ def check_steps(method: str, adaptive: bool, steps: int | None) -> None:
         )
 
 
-def check_first(first_step: float | None) -> float | None:
-    """A first step to try must be a positive number."""
-    if first_step is not None and not (np.isfinite(first_step) and first_step > 0):
-        raise ValueError(f"first_step must be positive and finite, got {first_step}")
-    return first_step
-
-
-def check_tolerance(tolerance: float | Tensor, lanes: int, individual: bool) -> np.ndarray:
-    """Tolerance of each lane."""
-    values = (
-        tolerance.detach().cpu().numpy() if isinstance(tolerance, Tensor) else np.asarray(tolerance)
-    )
+def check_positive(
+    name: str, value: float | Tensor, lanes: int, individual: bool
+) -> NDArray[np.float64]:
+    """A positive number for each lane, given as one for all or one for each sample."""
+    values = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     values = values.astype(np.float64)
     if values.ndim and not (individual and values.shape == (lanes,)):
         needed = f"() or ({lanes},)" if individual else "() under shared stepping"
-        raise ValueError(f"tolerance must have shape {needed}, got {values.shape}")
+        raise ValueError(f"{name} must have shape {needed}, got {values.shape}")
     if not (np.isfinite(values) & (values > 0)).all():
-        raise ValueError(f"tolerance must be positive and finite, got {values.min()}")
+        raise ValueError(f"{name} must be positive and finite, got {values.min()}")
     return np.broadcast_to(values, (lanes,))

@@ -76,7 +76,7 @@ class Problem:
             passengers.
         max_steps: Attempts after which a lane is given up.
         steps: Number of equal steps of a method without error estimate, else 0.
-        first: First step to try (unsigned), or None to estimate it.
+        first: First steps to try ``(lanes,)``, unsigned, or None to estimate them.
     """
 
     field: Field
@@ -88,7 +88,7 @@ class Problem:
     controlled: int
     max_steps: int
     steps: int = 0
-    first: float | None = None
+    first: Array | None = None
 
     @property
     def span(self) -> float:
@@ -192,7 +192,7 @@ class March:
             return
 
         if problem.first is not None:
-            self.h = np.full(len(self.lanes), min(problem.first, abs(problem.span)))
+            self.h = np.minimum(problem.first[self.lanes], abs(problem.span))
         else:
             with torch.no_grad():
                 self.h = first_step(

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from infocnf.ode.checks import (
     check_choices,
     check_context,
-    check_first,
     check_interval,
+    check_positive,
     check_state,
     check_steps,
-    check_tolerance,
 )
 from infocnf.ode.controller import State
 from infocnf.ode.gradients import run
@@ -117,7 +116,7 @@ def solve(
     stepping: str = "shared",
     gradient: str = "checkpoint",
     steps: int | None = None,
-    first_step: float | None = None,
+    first_step: float | Tensor | None = None,
     max_steps: int = 4096,
     passengers: int = 0,
     context: Sequence[Tensor] = (),
@@ -139,7 +138,8 @@ def solve(
         stepping: ``shared``, one step size for the batch, or ``individual``, one for each sample.
         gradient: ``backprop``, ``checkpoint`` or ``adjoint``; see :mod:`infocnf.ode.gradients`.
         steps: Number of equal steps, for methods without error estimate only.
-        first_step: First step to try; estimated by Hairer's rule when None.
+        first_step: First step to try, one for all or ``(batch,)`` under individual stepping;
+            estimated by Hairer's rule when None.
         max_steps: Attempted steps after which a sample is given up.
         passengers: Number of trailing tensors of the state that ride along outside the error norm.
         context: Tensors the field needs, one row per sample, handed to it for the samples still on
@@ -166,12 +166,14 @@ def solve(
         table=table,
         start=start,
         end=end,
-        tolerance=check_tolerance(tolerance, lanes, individual),
+        tolerance=check_positive("tolerance", tolerance, lanes, individual),
         individual=individual,
         controlled=len(y) - passengers,
         max_steps=max_steps,
         steps=steps or 0,
-        first=check_first(first_step),
+        first=first_step
+        if first_step is None
+        else check_positive("first_step", first_step, lanes, individual),
     )
     job = Job(problem, len(y), len(context), torch.zeros(lanes, dtype=torch.int64))
     final = run(job, y, tuple(context), sources, gradient)

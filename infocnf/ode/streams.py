@@ -20,6 +20,7 @@ __all__ = [
     "DEQUANTISE",
     "DROPOUT",
     "FLIP",
+    "TOLERANCE",
     "combine_seeds",
     "draw_uniform",
     "draw_words",
@@ -29,6 +30,7 @@ __all__ = [
 
 FLIP, DEQUANTISE = -2, -3
 DROPOUT = -16  # and below: one for each factor
+TOLERANCE = -(2**20)  # and below: one for each block
 
 
 def sample_seeds(x: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from infocnf.flows.bijection import FlowStats
+from infocnf.flows.bijection import BlockSolve
 from infocnf.models import Categorical, InfoCNF
 from infocnf.objectives import Objective
 
-__all__ = ["Account", "account_of"]
+__all__ = ["BLOCK", "Account", "account_of", "spread"]
 
 
 @dataclass
@@ -52,11 +52,14 @@ def account_of(model: InfoCNF, objective: Objective, labels: dict[str, Tensor]) 
         "bits_per_dim": total(objective.bits_per_dim),
         "cross_entropy": total(objective.cross_entropy),
         **wrong_answers(model, objective.answers, labels),
+        **objective.sums,
     }
     for name in ("forward", "backward", "rejected"):
         value = getattr(objective.stats, name).double()
         sums[name] = float(value.sum() if value.ndim else value * count)
-    return {**sums, **tolerances(objective.stats, count)}
+    for solve in objective.stats.solves:
+        sums.update(account_of_block(solve, count))
+    return sums
 
 
 def total(values: Tensor) -> float:
@@ -82,10 +85,23 @@ def wrong_answers(
     return {**sums, **({"squared_error": sum(squares) / len(squares)} if squares else {})}
 
 
-def tolerances(stats: FlowStats, count: int) -> dict[str, float]:
-    """Tolerance of each block, summed over examples."""
-    sums = {}
-    for solve in stats.solves:
-        value = torch.as_tensor(solve.choice.tolerance, dtype=torch.float64)
-        sums[f"tolerance_{solve.block}"] = float(value.detach().mean()) * count
-    return sums
+BLOCK = ("tolerance", "log_tolerance", "squared_log_tolerance", "nfe")
+"""Sums of each block, with its index behind."""
+
+
+def account_of_block(solve: BlockSolve, count: int) -> dict[str, float]:
+    """Sums over examples of what was chosen for one block, and what it took."""
+    tolerance = torch.as_tensor(solve.choice.tolerance, dtype=torch.float64)
+    log = tolerance.log10()
+    values = (tolerance, log, log.square(), solve.solution.stats.forward.double())
+    return {
+        f"{name}_{solve.block}": float(value.mean()) * count
+        for name, value in zip(BLOCK, values, strict=True)
+    }
+
+
+def spread(account: Account, block: int) -> float | None:
+    """Standard deviation of the log10 tolerance of a block."""
+    mean = account.mean(f"log_tolerance_{block}")
+    square = account.mean(f"squared_log_tolerance_{block}")
+    return None if mean is None or square is None else max(square - mean**2, 0.0) ** 0.5

@@ -12,7 +12,7 @@ from infocnf.data import Dataset, load_data
 from infocnf.errors import InputError
 from infocnf.models import InfoCNF
 from infocnf.ode.streams import combine_seeds
-from infocnf.tolerances.policies import policy_from_config
+from infocnf.tolerances import policy_from_config
 from infocnf.training.config import Config
 from infocnf.training.order import Order
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from infocnf.errors import StoppedError, WorkError
 from infocnf.files import write
+from infocnf.training.account import spread
 from infocnf.training.checkpoints import BEST, LAST, read
 from infocnf.training.module import FlowModule
 
@@ -81,6 +82,9 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     row["validation_nfe_forward"] = validation.mean("forward")
     for block in range(len(module.blocks)):
         row[f"tolerance_{block}"] = train.mean(f"tolerance_{block}")
+        row[f"tolerance_spread_{block}"] = spread(train, block)
+        row[f"nfe_{block}"] = train.mean(f"nfe_{block}")
+    row.update(module.model.policy.report(train.means()))
     row["samples_failed"] = int(train.sums.get("failed", 0.0))
     row["validation_samples_failed"] = int(validation.sums.get("failed", 0.0))
     row["steps_skipped"] = module.skipped

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from infocnf.tolerances.policies import policy_from_config
+from infocnf.tolerances import policy_from_config
 
 __all__ = ["Config"]
 

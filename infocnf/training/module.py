@@ -27,10 +27,11 @@ from infocnf.models import Categorical, InfoCNF
 from infocnf.objectives import Objective, likelihood_objective
 from infocnf.ode import AdjointError
 from infocnf.ode.streams import combine_seeds
-from infocnf.training.account import Account, account_of
+from infocnf.training.account import BLOCK, Account, account_of
 from infocnf.training.average import averaging
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
+from infocnf.training.groups import average_gradients, parameter_groups
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
@@ -86,7 +87,8 @@ class FlowModule(LightningModule):
         ]
         errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))
         blocks = range(len(self.model.flow.blocks))
-        return [*fixed.split(), *errors, *(f"tolerance_{block}" for block in blocks)]
+        each = [f"{name}_{block}" for name in BLOCK for block in blocks]
+        return [*fixed.split(), *errors, *each, *self.model.policy.figures]
 
     @property
     def evaluated(self) -> InfoCNF:
@@ -115,15 +117,8 @@ class FlowModule(LightningModule):
         return Steps(len(self.validation_pieces()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, with a rate of its own for the weights of a tolerance policy."""
-        policy = list(self.model.policy.parameters())
-        known = {id(parameter) for parameter in policy}
-        flow = [p for p in self.model.parameters() if id(p) not in known]
-        training = self.config.training
-        groups = [{"params": flow, "base": training.learning_rate}]
-        if policy:
-            groups.append({"params": policy, "base": training.policy_learning_rate})
-        return torch.optim.AdamW(groups, lr=0.0, weight_decay=training.weight_decay)
+        """Adam for the flow, and for the weights of a tolerance policy apart."""
+        return torch.optim.AdamW(parameter_groups(self.model, self.config.training), lr=0.0)
 
     def training_step(self, batch: object, batch_idx: int) -> None:
         """One step; the batch is that of this epoch and number."""
@@ -207,7 +202,7 @@ class FlowModule(LightningModule):
         if objective is None:
             return failed
         try:
-            objective.losses.sum().backward()
+            objective.total.backward()
         except AdjointError as error:  # half of a gradient is none: the step will be skipped
             log.warning("%s", error)
             return {"examples": float(len(kept)), "loss": math.nan}
@@ -234,14 +229,11 @@ class FlowModule(LightningModule):
 
     def improve(self, number: int, sums: Account) -> None:
         """Take the step, unless it is no good."""
-        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
         norm = math.nan
         if sums.examples:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad /= sums.examples
-            largest = self.config.training.clip or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(parameters, largest))
+            norm = average_gradients(
+                self.optimizer.param_groups, sums.examples, self.config.training.clip
+            )
         reason = ""
         if sums.sums.get("failed", 0.0) > sums.examples:
             reason = "most of its examples could not be solved"
@@ -255,6 +247,7 @@ class FlowModule(LightningModule):
         factor = rate_factor(self.config.training, number, self.order.steps) * 0.5**self.halvings
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * factor
+        sums.add({k: v * sums.examples for k, v in self.model.policy.gradients().items()})
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.model)

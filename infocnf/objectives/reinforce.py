@@ -1,0 +1,137 @@
+r"""How gates learn: REINFORCE with the cost to go.
+
+A gate cannot be differentiated through the solver, whose number of steps is whole. With
+:math:`\pi_i` the density of what gate :math:`i` drew, the expected cost has the gradient
+
+.. math:: \nabla\, \mathbb E[c] = \mathbb E \Big[ \sum_i \nabla \log \pi_i \cdot (c_i - b_i) \Big],
+    \qquad c_i = T + \frac{\alpha}{N} \sum_{j \ge i} \frac{\mathrm{NFE}_j}{\overline{\mathrm{NFE}}},
+
+where evaluations before block :math:`i` are left out because gate :math:`i` cannot change them, and
+:math:`b_i` may be anything that does not depend on what gate :math:`i` drew. :math:`T` is the
+paper's loss, or :math:`\lambda\, \phi(e / \epsilon)` with a measured error :math:`e` and
+
+.. math:: \phi(r) = \begin{cases} r & r \le 1 \\ 1 + \ln r & r > 1, \end{cases}
+
+which lets the few samples with errors many times :math:`\epsilon` count, but not alone.
+
+Costs are numbers: no gradient of theirs reaches the flow, and none of the gates' input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from infocnf.flows.bijection import FlowStats
+from infocnf.objectives.measuring import Measurement
+from infocnf.tolerances import Learned
+
+__all__ = ["Lesson", "costs_to_go", "others_mean", "penalty", "surrogate", "teach"]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the gates learn from a batch.
+
+    Arguments:
+        surrogate: A number whose gradient is that of the expected cost, summed over samples.
+        sums: Costs by gate, summed over the samples they are of.
+    """
+
+    surrogate: Tensor
+    sums: dict[str, float]
+
+
+def costs_to_go(task: Tensor, evaluations: Sequence[Tensor], weight: float) -> Tensor:
+    r"""The costs :math:`c_i`, ``(blocks, ...)``.
+
+    Arguments:
+        task: The part :math:`T` that every gate answers for.
+        evaluations: Those of each block, like ``task``.
+        weight: Cost of one evaluation.
+
+    >>> costs_to_go(torch.tensor(1.0), [torch.tensor(10.0), torch.tensor(20.0)], 0.1)
+    tensor([4., 3.])
+    """
+    each = torch.stack([count.to(task) for count in evaluations])
+    return task + weight * each.flip(0).cumsum(0).flip(0)
+
+
+def others_mean(costs: Tensor) -> Tensor:
+    """Mean over the other samples, for each of ``(blocks, batch)``: a baseline that does not depend
+    on the sample's own draw.
+
+    >>> others_mean(torch.tensor([[1.0, 2.0, 6.0]]))
+    tensor([[4.0000, 3.5000, 1.5000]])
+    """
+    return (costs.sum(1, keepdim=True) - costs) / (costs.shape[1] - 1)
+
+
+def penalty(ratio: Tensor) -> Tensor:
+    r"""The function :math:`\phi`."""
+    return torch.where(ratio <= 1.0, ratio, 1.0 + ratio.clamp(min=1.0).log())
+
+
+def surrogate(log_probs: Sequence[Tensor], costs: Tensor, baselines: Tensor) -> Tensor:
+    """A number whose gradient is REINFORCE's estimate, summed over samples where there are such.
+
+    Arguments:
+        log_probs: Log-probability of what each gate drew, ``()`` or ``(batch,)``.
+        costs: Costs to go ``(blocks, ...)``.
+        baselines: What is subtracted from them.
+    """
+    return (torch.stack(list(log_probs)) * (costs - baselines).detach()).sum()
+
+
+def teach(
+    policy: Learned, stats: FlowStats, losses: Tensor, measurement: Measurement | None
+) -> Lesson | None:
+    """What a batch teaches the gates; None where their costs are not known: with the reward
+    ``error`` between two measurements.
+
+    Arguments:
+        policy: The policy, whose draws are in ``stats``.
+        stats: What the solves took.
+        losses: The objective of each sample ``(batch,)``.
+        measurement: Errors of the first samples, if this step has measured them.
+    """
+    log_probs = [solve.choice.log_prob for solve in stats.solves]
+    drawn = [log_prob for log_prob in log_probs if log_prob is not None]
+    reference = policy.diary.reference
+    if measurement is not None and not reference > 0:  # none before this one
+        reference = measurement.evaluations
+    if len(drawn) < len(log_probs) or not reference > 0:
+        return None
+
+    task = losses.detach()
+    if policy.reward == "error":
+        if measurement is None:
+            return None
+        task = policy.multiplier * penalty(measurement.errors / policy.epsilon)
+    few = len(task)
+    evaluations = [
+        solve.solution.stats.forward.to(task).expand(len(losses))[:few] for solve in stats.solves
+    ]
+    costs = costs_to_go(task, evaluations, policy.alpha / reference)
+
+    baselines = policy.moving_average().to(costs).unsqueeze(1).expand_as(costs)
+    if policy.per == "sample":
+        drawn = [log_prob[:few] for log_prob in drawn]
+        baselines = others_mean(costs) if few > 1 else baselines
+    else:  # one draw has one cost, and counts for every sample
+        costs, baselines = costs.mean(1, keepdim=True), baselines[:, :1]
+        drawn = [log_prob.expand(1) for log_prob in drawn]
+    if not policy.baseline:
+        baselines = torch.zeros_like(costs)
+    scale = len(losses) / costs.shape[1]
+
+    return Lesson(
+        surrogate=scale * surrogate(drawn, costs, baselines),
+        sums={
+            "taught": float(few),
+            **{f"cost_{i}": float(cost) for i, cost in enumerate(costs.mean(1) * few)},
+        },
+    )

@@ -1,0 +1,233 @@
+r"""Tolerances that are learned: a gate for each block looks at the block's input :math:`z` and
+gives mean and spread of a Gaussian in :math:`\log_{10} \tau`,
+
+.. math:: \mu = \tfrac{u + l}{2} + \tfrac{u - l}{2}\, \mathrm{clip}(g_1(z), -1, 1), \qquad
+    \sigma = \sigma_0\, 3^{\,\mathrm{clip}(g_2(z), -1, 1)},
+
+with :math:`l, u` the logarithms of the bounds. A gradient passes the clip where it leads back
+inside: a sigmoid would let gates drift where they feel nothing any more. How gates learn is in
+:mod:`infocnf.objectives.reinforce`; what they remember between steps is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infocnf.networks.gates import Gate
+from infocnf.tolerances.feedback import MEASURED, Diary, measured
+from infocnf.tolerances.gaussian import GaussianPolicy
+from infocnf.tolerances.policies import Place, Survey
+
+__all__ = ["Learned"]
+
+EVERY = {"loss": 32, "error": 4}  # steps between measurements by reward: one wants NFE only
+HEAD_GAIN = 0.1  # of the initial read-out: untrained gates answer almost alike
+MULTIPLIERS = (0.05, 100.0)  # evaluations count 1 at the reference tolerance
+
+
+class Fence(torch.autograd.Function):
+    """Clip to [-1, 1]; beyond, only gradients pass along which descent leads back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x)
+        return x.clamp(-1.0, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        (x,) = ctx.saved_tensors
+        outward = ((x > 1.0) & (gradient < 0.0)) | ((x < -1.0) & (gradient > 0.0))
+        return gradient.masked_fill(outward, 0.0)
+
+
+class Learned(GaussianPolicy):
+    r"""A gate for each block.
+
+    Gate :math:`i` pays for its own solver and those after it: with the paper's reward (``loss``)
+
+    .. math:: c_i = L + \frac{\alpha}{N} \sum_{j \ge i}
+        \frac{\mathrm{NFE}_j}{\overline{\mathrm{NFE}}},
+
+    :math:`\overline{\mathrm{NFE}}` being the mean over blocks at the reference tolerance. The loss
+    hardly feels the tolerance, so that this may drive gates to their upper bound. The constrained
+    reward (``error``) asks for the cheapest tolerances whose error of log p stays below
+    :math:`\epsilon`: :math:`L` is replaced by :math:`\lambda\, \phi(e / \epsilon)` with the
+    measured error :math:`e` and a multiplier :math:`\lambda` that grows while the mean error is
+    above :math:`\epsilon` and shrinks while it is below.
+
+    Arguments:
+        per: ``batch`` (the paper's): one draw from the features averaged over the batch;
+            ``sample``: each sample its own draw, steps and reward.
+        reward: ``loss`` or ``error``.
+        alpha: Weight of evaluations, relative to those at the reference tolerance.
+        epsilon: Largest mean error in bits per dimension, for the reward ``error``.
+        start: Tolerance of the untrained policy.
+        spread: Standard deviation of its log10.
+        smallest: Lower bound of tolerances.
+        largest: Upper bound.
+        width: Features of a gate.
+        baseline: Whether a baseline is subtracted: a moving average per block for ``batch``, the
+            mean over the other samples for ``sample``.
+        decay: Decay of the moving averages.
+        dual_rate: How fast the multiplier follows the error.
+        reference: Tolerance of the tight solves.
+        every: Steps between two measurements; 32 for the reward ``loss``, 4 for ``error``.
+        samples: Samples measured.
+    """
+
+    baselines: Tensor
+    baseline_weight: Tensor
+    log_multiplier: Tensor
+
+    def __init__(
+        self,
+        per: str = "batch",
+        reward: str = "loss",
+        *,
+        alpha: float = 1.0,
+        epsilon: float = 1e-3,
+        start: float = 1e-4,
+        spread: float = 0.3,
+        smallest: float = 1e-6,
+        largest: float = 1e-2,
+        width: int = 16,
+        baseline: bool = True,
+        decay: float = 0.9,
+        dual_rate: float = 0.1,
+        reference: float = 1e-5,
+        every: int | None = None,
+        samples: int = 16,
+    ) -> None:
+        super().__init__(start, spread, per, smallest, largest)
+        if reward not in EVERY:
+            raise ValueError(f"reward must be one of {', '.join(EVERY)}, got {reward!r}")
+        for name, value in {"alpha": alpha, "epsilon": epsilon, "spread": spread}.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        if not 0.0 <= decay < 1.0 or not 0.0 <= dual_rate <= 1.0:
+            raise ValueError(
+                f"decay must be in [0, 1) and dual_rate in [0, 1], got {decay} and {dual_rate}"
+            )
+        self.reward, self.alpha, self.epsilon = reward, float(alpha), float(epsilon)
+        self.width, self.baseline, self.decay, self.dual_rate = width, baseline, decay, dual_rate
+        self.survey = Survey(reference, every or EVERY[reward], samples)
+        self.diary = Diary(self.survey, decay)
+        self.gates = nn.ModuleList()
+        self.places: tuple[Place, ...] = ()
+        self.register_buffer("baselines", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("baseline_weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("log_multiplier", torch.zeros((), dtype=torch.float64))
+
+    def bind(self, places: Sequence[Place]) -> None:
+        """Make a gate for each block; their weights are drawn here."""
+        if self.places:
+            if tuple(places) != self.places:
+                raise ValueError(
+                    "these gates were made for another flow: give each model a policy of its own"
+                )
+            return
+        self.places = tuple(places)
+        centre, reach = self.range
+        for place in places:
+            gate = Gate(place.shape, self.width)
+            with torch.no_grad():
+                gate.head.weight.mul_(HEAD_GAIN)
+                gate.head.bias.copy_(torch.tensor([(math.log10(self.start) - centre) / reach, 0.0]))
+            self.gates.append(gate)
+        self.baselines = torch.zeros(len(places), dtype=torch.float64)
+
+    def distribution(self, block: int, features: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.gates:
+            raise ValueError("this policy has no gates yet: give it to a model as its tolerance")
+        first, second = self.gates[block](features.detach(), over_batch=self.per == "batch")
+        if not (first.isfinite().all() and second.isfinite().all()):
+            bad = ~features.isfinite().flatten(1).all(1)
+            raise ValueError(
+                f"the gate of block {block} has no answer: {int(bad.sum())} of {len(bad)} inputs "
+                "of the block are not finite; check the data for NaN and infinity"
+            )
+        centre, reach = self.range
+        return centre + reach * Fence.apply(first), self.spread * 3.0 ** Fence.apply(second)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Centre of the bounds in log10, and half their distance."""
+        lowest, highest = (math.log10(bound) for bound in self.bounds)
+        return (highest + lowest) / 2.0, (highest - lowest) / 2.0
+
+    # -------------------------------------------------------------------------- between steps
+
+    @property
+    def multiplier(self) -> float:
+        r"""The multiplier :math:`\lambda` of the constraint."""
+        return math.exp(self.log_multiplier)
+
+    def begin_step(self, progress: float) -> None:
+        self.diary.begin_step()
+
+    @property
+    def due(self) -> bool:
+        return self.diary.due
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        costs = (f"cost_{block}" for block in range(len(self.gates)))
+        return (*MEASURED, "taught", *costs)
+
+    def end_step(self, figures: Mapping[str, float]) -> None:
+        taught = figures.get("taught", 0.0)
+        if taught:
+            found = [figures[f"cost_{block}"] / taught for block in range(len(self.gates))]
+            self.baselines.lerp_(torch.tensor(found).to(self.baselines), 1.0 - self.decay)
+            self.baseline_weight.lerp_(torch.ones_like(self.baseline_weight), 1.0 - self.decay)
+        if self.diary.end_step(figures) and self.reward == "error":
+            tiny = torch.finfo(torch.float64).tiny
+            gap = math.log(max(self.diary.error, tiny) / self.epsilon)
+            self.log_multiplier += self.dual_rate * max(min(gap, 1.0), -1.0)
+            self.log_multiplier.clamp_(*(math.log(limit) for limit in MULTIPLIERS))
+
+    def moving_average(self) -> Tensor:
+        """Mean cost of each gate in the last steps, ``(blocks,)``; zero before the first."""
+        return self.baselines / self.baseline_weight.clamp(min=1e-12)
+
+    def gradients(self) -> dict[str, float]:
+        """Norm of the present gradient of each gate."""
+        return {
+            f"gate_gradient_{block}": float(
+                torch.nn.utils.get_total_norm(
+                    [p.grad for p in gate.parameters() if p.grad is not None]
+                )
+            )
+            for block, gate in enumerate(self.gates)
+        }
+
+    def report(self, means: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Rewards and gradients of the gates, measured errors and the multiplier."""
+        figures = measured(means)
+        taught = means.get("taught") or 0.0
+        for block in range(len(self.gates)):
+            cost = means.get(f"cost_{block}")
+            figures[f"reward_{block}"] = -cost / taught if cost is not None and taught else None
+            figures[f"gate_gradient_{block}"] = means.get(f"gate_gradient_{block}")
+        if self.reward == "error":
+            figures["multiplier"] = self.multiplier
+        return figures
+
+    def config(self) -> dict[str, Any]:
+        own = ("reward", "alpha", "epsilon", "width", "baseline", "decay", "dual_rate")
+        assert self.survey is not None
+        return {
+            "name": "learned",
+            **self.common(),
+            **{name: getattr(self, name) for name in own},
+            "reference": self.survey.reference,
+            "every": self.survey.every,
+            "samples": self.survey.samples,
+        }

@@ -1,0 +1,47 @@
+"""Two groups of weights: the flow's, and those of a tolerance policy, whose gradients are much
+noisier. They share neither learning rate, nor decay, nor the norm to which gradients are clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from infocnf.models import InfoCNF
+from infocnf.training.config import TrainingConfig
+
+__all__ = ["average_gradients", "parameter_groups"]
+
+
+def parameter_groups(model: InfoCNF, training: TrainingConfig) -> list[dict[str, Any]]:
+    """The groups as an optimiser wants them, with their full learning rate as ``base``."""
+    policy = list(model.policy.parameters())
+    known = {id(parameter) for parameter in policy}
+    flow = [p for p in model.parameters() if id(p) not in known]
+    groups = [
+        {"params": flow, "base": training.learning_rate, "weight_decay": training.weight_decay}
+    ]
+    if policy:
+        groups.append(
+            {"params": policy, "base": training.policy_learning_rate, "weight_decay": 0.0}
+        )
+    return groups
+
+
+def average_gradients(
+    groups: Sequence[dict[str, Any]], examples: float, clip: float | None
+) -> float:
+    """Turn sums over examples into means, each group clipped by itself; returns the norm of the
+    flow's, or what is not finite.
+    """
+    norms = []
+    for group in groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad /= examples
+        norm = torch.nn.utils.clip_grad_norm_(group["params"], clip or math.inf)
+        norms.append(float(norm))
+    return norms[0] if all(map(math.isfinite, norms)) else math.nan
