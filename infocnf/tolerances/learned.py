@@ -2,7 +2,7 @@ r"""Tolerances that are learned: a gate for each block looks at the block's inpu
 gives mean and spread of a Gaussian in :math:`\log_{10} \tau`,
 
 .. math:: \mu = \tfrac{u + l}{2} + \tfrac{u - l}{2}\, \mathrm{clip}(g_1(z), -1, 1), \qquad
-    \sigma = \sigma_0\, 3^{\,\mathrm{clip}(g_2(z), -1, 1)},
+    \sigma = \sigma_0\, 2^{\,\mathrm{clip}(g_2(z), -1, 1)},
 
 with :math:`l, u` the logarithms of the bounds. A gradient passes the clip where it leads back
 inside: a sigmoid would let gates drift where they feel nothing any more. How gates learn is in
@@ -27,7 +27,9 @@ __all__ = ["Learned"]
 
 EVERY = {"loss": 32, "error": 4}  # steps between measurements by reward: one wants NFE only
 HEAD_GAIN = 0.1  # of the initial read-out: untrained gates answer almost alike
-MULTIPLIERS = (0.05, 100.0)  # evaluations count 1 at the reference tolerance
+FIRST_MULTIPLIER = 0.1  # evaluations count 1 at the reference tolerance, and go as tau**(-1/5)
+MULTIPLIERS = (0.05, 100.0)  # of the integral
+LARGEST_GAP = 2.0
 
 
 class Fence(torch.autograd.Function):
@@ -57,8 +59,8 @@ class Learned(GaussianPolicy):
     hardly feels the tolerance, so that this may drive gates to their upper bound. The constrained
     reward (``error``) asks for the cheapest tolerances whose error of log p stays below
     :math:`\epsilon`: :math:`L` is replaced by :math:`\lambda\, \phi(e / \epsilon)` with the
-    measured error :math:`e` and a multiplier :math:`\lambda` that grows while the mean error is
-    above :math:`\epsilon` and shrinks while it is below.
+    measured error :math:`e` and a multiplier :math:`\lambda` that is large and grows while the mean
+    error is above :math:`\epsilon`, and is small and shrinks while it is below.
 
     Arguments:
         per: ``batch`` (the paper's): one draw from the features averaged over the batch;
@@ -83,6 +85,7 @@ class Learned(GaussianPolicy):
     baselines: Tensor
     baseline_weight: Tensor
     log_multiplier: Tensor
+    gap: Tensor
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Learned(GaussianPolicy):
         width: int = 16,
         baseline: bool = True,
         decay: float = 0.9,
-        dual_rate: float = 0.1,
+        dual_rate: float = 0.02,
         reference: float = 1e-5,
         every: int | None = None,
         samples: int = 16,
@@ -123,7 +126,9 @@ class Learned(GaussianPolicy):
         self.places: tuple[Place, ...] = ()
         self.register_buffer("baselines", torch.zeros(0, dtype=torch.float64))
         self.register_buffer("baseline_weight", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("log_multiplier", torch.zeros((), dtype=torch.float64))
+        first = torch.tensor(math.log(FIRST_MULTIPLIER), dtype=torch.float64)
+        self.register_buffer("log_multiplier", first)
+        self.register_buffer("gap", torch.zeros((), dtype=torch.float64))
 
     def bind(self, places: Sequence[Place]) -> None:
         """Make a gate for each block; their weights are drawn here."""
@@ -154,7 +159,7 @@ class Learned(GaussianPolicy):
                 "of the block are not finite; check the data for NaN and infinity"
             )
         centre, reach = self.range
-        return centre + reach * Fence.apply(first), self.spread * 3.0 ** Fence.apply(second)
+        return centre + reach * Fence.apply(first), self.spread * 2.0 ** Fence.apply(second)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -166,8 +171,11 @@ class Learned(GaussianPolicy):
 
     @property
     def multiplier(self) -> float:
-        r"""The multiplier :math:`\lambda` of the constraint."""
-        return math.exp(self.log_multiplier)
+        r"""The multiplier of the constraint, proportional and integrating: :math:`\ln \lambda = g +
+        r \sum g` over measurements, with :math:`g` a moving average of :math:`\ln(e / \epsilon)`.
+        The integral alone would swing, because gates follow slowly.
+        """
+        return math.exp(self.log_multiplier + self.gap)
 
     def begin_step(self, progress: float) -> None:
         self.diary.begin_step()
@@ -189,8 +197,10 @@ class Learned(GaussianPolicy):
             self.baseline_weight.lerp_(torch.ones_like(self.baseline_weight), 1.0 - self.decay)
         if self.diary.end_step(figures) and self.reward == "error":
             tiny = torch.finfo(torch.float64).tiny
-            gap = math.log(max(self.diary.error, tiny) / self.epsilon)
-            self.log_multiplier += self.dual_rate * max(min(gap, 1.0), -1.0)
+            gap = math.log(max(figures["error"] / figures["measured"], tiny) / self.epsilon)
+            gap = max(min(gap, LARGEST_GAP), -LARGEST_GAP)
+            self.gap.lerp_(torch.tensor(gap).to(self.gap), 1.0 - self.decay)
+            self.log_multiplier += self.dual_rate * self.gap
             self.log_multiplier.clamp_(*(math.log(limit) for limit in MULTIPLIERS))
 
     def moving_average(self) -> Tensor:

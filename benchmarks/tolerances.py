@@ -1,0 +1,421 @@
+"""Does learning tolerances pay? ``python -m benchmarks.tolerances`` trains the same flow on the 8x8
+digits under every policy, and writes ``docs/results/tolerances.md``.
+
+Arms differ in the table ``tolerance`` of their configuration and in nothing else: same weights to
+begin with, same order of examples, same noise. Runs that are there already are kept, so the command
+can be interrupted and given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import interleaved, machine, median, publish
+from infocnf.models import InfoCNF
+from infocnf.objectives import likelihood_objective
+from infocnf.ode.streams import combine_seeds
+from infocnf.training import Run
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "docs" / "results" / "tolerances.md"
+PICTURE = ROOT / "docs" / "images" / "tolerances.png"
+
+EPSILON = 1e-4  # bits per dimension that constrained arms may be wrong by
+COMMON = (
+    "model.training_method=dopri5",
+    "model.hidden=[16,16,16]",
+    "objective.beta=0.5",
+    "training.epochs=14",
+    "training.batch_size=32",
+    "training.learning_rate=1e-2",
+    "training.policy_learning_rate=1e-2",
+    "training.schedule=constant",
+    "training.weight_decay=0",
+    "training.validate_every=14",
+    "trainer.threads=1",
+)
+LEARNED = ("name=learned", "samples=8")
+
+
+def constrained(per: str) -> tuple[str, ...]:
+    """Settings of a policy that is learned under a bound of the error."""
+    return (*LEARNED, f"per={per}", "reward=error", f"epsilon={EPSILON}")
+
+
+FIRST: dict[str, tuple[str, ...]] = {
+    "fixed 1e-5": ("name=fixed", "tolerance=1e-5"),
+    "learned per batch, paper's reward": (*LEARNED, "per=batch", "reward=loss"),
+    "learned per batch, error-constrained": constrained("batch"),
+    "learned per sample, paper's reward": (*LEARNED, "per=sample", "reward=loss"),
+    "learned per sample, error-constrained": constrained("sample"),
+    "random": ("name=random",),
+    "per block: first of a scale 1e-5, others 1e-4": (
+        "name=per_block",
+        "first=1e-5",
+        "others=1e-4",
+    ),
+    "schedule 1e-2 to 1e-5": ("name=schedule", "start=1e-2", "end=1e-5"),
+    "budget of error": ("name=budget", f"error={EPSILON}", "samples=8"),
+}
+"""Settings of the table ``tolerance`` that do not depend on other arms."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy and its runs, one for each seed."""
+
+    name: str
+    settings: tuple[str, ...]
+    folders: tuple[Path, ...]
+
+    def epochs(self, name: str) -> list[list[float]]:
+        """A column of ``metrics.csv`` for each seed."""
+        return [[number(row.get(name)) for row in rows(folder)] for folder in self.folders]
+
+    def means(self, name: str) -> list[float]:
+        """A column's mean over the epochs, for each seed; zero where there is no such column."""
+        return [statistics.fmean(values) for values in self.epochs(name)]
+
+    def evaluated(self, name: str) -> list[float]:
+        """A figure of the test set for each seed."""
+        return [
+            json.loads((folder / "evaluation.json").read_text())[name] for folder in self.folders
+        ]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of the flow."""
+        return sum(
+            name.startswith("nfe_") and name[4:].isdigit() for name in rows(self.folders[0])[0]
+        )
+
+    def typical_tolerance(self) -> float:
+        """Geometric mean of the tolerances over blocks, epochs and seeds."""
+        columns = [self.means_of_log(block) for block in range(self.blocks)]
+        return float(f"{10 ** statistics.fmean(columns):.3g}")
+
+    def means_of_log(self, block: int) -> float:
+        """Mean log10 tolerance of a block over epochs and seeds."""
+        values = [math.log10(v) for seed in self.epochs(f"tolerance_{block}") for v in seed]
+        return statistics.fmean(values)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of ``metrics.csv``."""
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def number(text: str | None) -> float:
+    """A figure, zero where it is empty."""
+    return float(text) if text else 0.0
+
+
+# ----------------------------------------------------------------------------------- training
+
+
+def train(out: Path, arms: Mapping[str, tuple[str, ...]], seeds: int, workers: int) -> list[Arm]:
+    """Runs of arms, made where they are missing: seed by seed, so that arms take turns."""
+    jobs, made = [], []
+    for name, settings in arms.items():
+        slug = "".join(c if c.isalnum() else "-" for c in name).strip("-")
+        folders = tuple(out / f"{slug}-{seed}" for seed in range(seeds))
+        made.append(Arm(name, settings, folders))
+        jobs += [(seed, folder, settings) for seed, folder in enumerate(folders)]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda job: run(*job), sorted(jobs, key=lambda job: job[0])))
+    return made
+
+
+def run(seed: int, folder: Path, settings: Sequence[str]) -> None:
+    """Train and evaluate once, or what is left of it."""
+    python = [sys.executable, "-m", "infocnf"]
+    given = [*COMMON, *(f"tolerance.{s}" for s in settings), f"training.seed={seed}"]
+    sets = [word for setting in given for word in ("--set", setting)]
+    if not (folder / "evaluation.json").exists():
+        resume = ["--resume"] if (folder / "config.toml").exists() else []
+        call([*python, "train", *resume, "--out", str(folder), *(sets if not resume else [])])
+        call([*python, "evaluate", str(folder)])
+    print(folder.name, flush=True)
+
+
+def call(command: Sequence[str]) -> None:
+    """Run a command on one core."""
+    subprocess.run(
+        command,
+        check=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def matched(arms: Sequence[Arm]) -> dict[str, tuple[str, ...]]:
+    """Arms without learning, at what the learned ones came to."""
+    by_name = {arm.name: arm for arm in arms}
+    paper, bound, own = (
+        by_name[f"learned per {kind}"]
+        for kind in (
+            "batch, paper's reward",
+            "batch, error-constrained",
+            "sample, error-constrained",
+        )
+    )
+    nfe = round(statistics.fmean(bound.means("nfe_forward")), 1)
+    return {
+        f"fixed at the mean of the paper's reward, {paper.typical_tolerance():g}": (
+            "name=fixed",
+            f"tolerance={paper.typical_tolerance()}",
+        ),
+        f"fixed at the mean of the constrained one, {bound.typical_tolerance():g}": (
+            "name=fixed",
+            f"tolerance={bound.typical_tolerance()}",
+        ),
+        f"fixed with own steps at the mean of the one per sample, {own.typical_tolerance():g}": (
+            "name=random",
+            "per=sample",
+            "spread=0",
+            f"start={own.typical_tolerance()}",
+        ),
+        f"budget of NFE at those of the constrained one, {nfe:g}": ("name=budget", f"nfe={nfe}"),
+        "fixed 1e-2": ("name=fixed", "tolerance=1e-2"),
+    }
+
+
+# ----------------------------------------------------------------------- cost and error at the end
+
+
+@dataclass
+class Ending:
+    """A trained model with a batch to train it further on."""
+
+    model: InfoCNF
+    x: Tensor
+    y: Mapping[str, Tensor]
+    seeds: Tensor
+
+    @classmethod
+    def of(cls, folder: Path) -> Ending:
+        """The model that a run kept, as at the end of its training."""
+        opened = Run.open(folder)
+        model = opened.model().train()
+        x, labels = opened.data().examples("train")
+        seeds = combine_seeds(1, torch.arange(64))
+        prepared = opened.preparation(x[:64], torch.float32, seeds)
+        return cls(model, prepared, {k: y[:64] for k, y in labels.items()}, seeds)
+
+    def step(self, start: int, number: int) -> Any:  # noqa: ANN401
+        """One step of training, but that weights stay as they are."""
+        part = slice(start, start + 32)
+        seeds = combine_seeds(self.seeds[part], number)
+        self.model.zero_grad()
+        self.model.policy.begin_step(0.999)
+        objective = likelihood_objective(
+            self.model, self.x[part], {k: y[part] for k, y in self.y.items()}, seeds=seeds
+        )
+        objective.total.backward()
+        return objective, seeds
+
+    def eight_steps(self, turn: int) -> None:
+        """As many as hold two measurements."""
+        for number in range(8):
+            self.step(32 * (number % 2), 8 * turn + number)
+
+    def error(self) -> float:
+        """Mean error of log p in bits per dimension at the tolerances of training."""
+        found = []
+        for number in range(6):
+            start = 32 * (number % 2)
+            objective, seeds = self.step(start, number)
+            with torch.no_grad():
+                part = slice(start, start + 32)
+                code = self.model.encode(
+                    self.x[part], tolerance=1e-7, seeds=seeds, stepping="individual"
+                )
+                labels = {k: y[part] for k, y in self.y.items()}
+                tight = self.model.code_log_prob(code, labels)
+            if number > 1:  # the first ones warm the solver up
+                found.append(float((objective.log_prob - tight).abs().mean()))
+        return statistics.fmean(found) / (self.model.dimensions * math.log(2.0))
+
+
+def endings(arms: Sequence[Arm], rounds: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Median seconds of a step at the end of training, measured in turns; and errors by seed."""
+    torch.set_num_threads(1)
+    contenders: dict[str, Callable[[int], object]] = {
+        arm.name: Ending.of(arm.folders[0]).eight_steps for arm in arms
+    }
+    seconds = {name: median(values) for name, values in interleaved(contenders, rounds).items()}
+    errors = {arm.name: [Ending.of(folder).error() for folder in arm.folders] for arm in arms}
+    return seconds, errors
+
+
+# ------------------------------------------------------------------------------------- report
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Mean and standard deviation over seeds."""
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    return f"{statistics.fmean(values):{form}} ± {deviation:{form}}"
+
+
+HEADINGS = (
+    "policy in training",
+    "test error %",
+    "bits/dim at 1e-5",
+    "NFE forward",
+    "NFE backward",
+    "NFE measuring",
+    "rejected steps",
+    "time",
+    "error of log p, 1e-6 bits/dim",
+    "last tolerances",
+)
+
+
+def table(
+    arms: Sequence[Arm], seconds: Mapping[str, float], errors: Mapping[str, Sequence[float]]
+) -> str:
+    """One line for each arm."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for arm in arms:
+        last = [
+            statistics.fmean(seed[-1] for seed in arm.epochs(f"tolerance_{block}"))
+            for block in range(arm.blocks)
+        ]
+        cells = [
+            arm.name,
+            spread(arm.evaluated("error_percent"), ".2f"),
+            spread(arm.evaluated("bits_per_dim"), ".4f"),
+            spread(arm.means("nfe_forward"), ".1f"),
+            spread(arm.means("nfe_backward"), ".1f"),
+            spread(arm.means("nfe_measuring"), ".1f"),
+            spread(arm.means("steps_rejected"), ".2f"),
+            f"{seconds[arm.name] / seconds['fixed 1e-5']:.2f}",
+            spread([1e6 * error for error in errors[arm.name]], ".0f"),
+            ", ".join(f"{value:.1e}" for value in last),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(arms: Sequence[Arm], path: Path) -> None:
+    """Evaluations over the epochs, and how the learned tolerances moved."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    learned = [arm for arm in arms if "learned" in arm.name]
+    figure, axes = plt.subplots(1, 1 + len(learned), figsize=(4 * (1 + len(learned)), 3.6))
+    for arm, style in zip(arms, count(), strict=False):
+        columns = list(zip(*arm.epochs("nfe_forward"), strict=True))
+        axes[0].plot(
+            range(1, len(columns) + 1),
+            [statistics.fmean(column) for column in columns],
+            label=arm.name.split(",")[0] if "fixed" in arm.name else arm.name,
+            linestyle=("-", "--", ":")[style // 10 % 3],
+            color=f"C{style % 10}",
+        )
+    axes[0].set(xlabel="epoch", ylabel="forward evaluations per iteration", title="cost")
+    for axis, arm in zip(axes[1:], learned, strict=True):
+        for block in range(arm.blocks):
+            columns = list(zip(*arm.epochs(f"tolerance_{block}"), strict=True))
+            epochs = range(1, len(columns) + 1)
+            (line,) = axis.plot(
+                epochs, [statistics.fmean(c) for c in columns], label=f"block {block}"
+            )
+            axis.fill_between(
+                epochs,
+                [min(c) for c in columns],
+                [max(c) for c in columns],
+                color=line.get_color(),
+                alpha=0.2,
+            )
+        axis.set(
+            yscale="log", ylim=(8e-7, 1.3e-2), xlabel="epoch", title=arm.name.replace(", ", ",\n")
+        )
+        axis.legend(frameon=False)
+    axes[1].set_ylabel("tolerance")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncol=3, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.27, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+HEAD = """# Tolerances: fixed, scheduled, random, budgeted, learned
+
+Made by `python -m benchmarks.tolerances`: InfoCNF on the 8x8 digits, the paper's objective
+(beta = 0.5), dopri5 in training, no regularisation, {steps} steps of {batch} examples at a
+constant learning rate, {seeds} seeds. Everything but the policy is the same in all rows: first
+weights, order of examples, noise. Test error and bits/dim are those of the 500 test images at tolerance 1e-5, last
+epoch; NFE, measuring and rejected steps are means per iteration over the whole training (NFE: field
+evaluations over all 3 blocks; one block needs at least 7); ± is the standard deviation over seeds.
+*Measuring* is what the tight solves of some policies cost, per example. *Time* is that of a
+training iteration at the end of training, relative to fixed 1e-5, all arms in turns, ratio of medians, one
+thread. *Error of log p* is the mean over 128 examples of the distance to a solve at 1e-7, under the
+last tolerances of training.
+"""
+
+
+def main() -> None:
+    """Train what is missing, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "tolerances")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the timing")
+    given = parser.parse_args()
+
+    make = partial(train, given.out, seeds=given.seeds, workers=given.workers)
+    arms = make(arms=FIRST)
+    arms = [*arms, *make(arms=matched(arms))]
+    order = [
+        "fixed 1e-5",
+        "fixed 1e-2",
+        "fixed",
+        "random",
+        "per block",
+        "schedule",
+        "budget",
+        "learned",
+    ]
+    arms.sort(key=lambda arm: next(i for i, key in enumerate(order) if arm.name.startswith(key)))
+    config = Run.open(arms[0].folders[0]).config.training
+    steps = int(float(rows(arms[0].folders[0])[-1]["step"]))
+    seconds, errors = endings(arms, given.rounds)
+    draw(arms, PICTURE)
+    head = HEAD.format(steps=steps, batch=config.batch_size, seeds=given.seeds)
+    settings = "\n".join(f"    {arm.name}: {' '.join(arm.settings)}" for arm in arms)
+    publish(
+        RESULT,
+        [
+            head,
+            machine(),
+            table(arms, seconds, errors),
+            f"![cost over the epochs and learned tolerances](../images/{PICTURE.name})",
+            f"Settings of all runs: `{' '.join(COMMON)}`; of the table `tolerance`:\n\n{settings}",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
