@@ -128,18 +128,23 @@ def test_a_table_of_ones_own_is_learned_and_predicted(tmp_path: Path) -> None:
     assert command(["report", out]) == 0
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(tmp_path: Path) -> None:
-    run = begin(tiny("training.precision=float64", "data.limit=20"), tmp_path / "run")
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
+def test_evaluation_does_not_depend_on_the_batch_size(tmp_path: Path, kind: str) -> None:
+    own = ["tolerance.name=learned", "tolerance.per=sample"] if kind == "learned" else []
+    run = begin(tiny("training.precision=float64", "data.limit=20", *own), tmp_path / "run")
+    how = ["--learned-tolerances"] if kind == "learned" else ["--tolerance", "1e-4"]
+    name = "evaluation-learned-tolerances" if kind == "learned" else "evaluation"
     found = []
     for size in (1, 7, 100, 20):
-        arguments = ["--batch-size", str(size), "--tolerance", "1e-4"]
-        assert command(["evaluate", str(run.folder), *arguments]) == 0
-        result = json.loads((run.folder / "evaluation.json").read_text())
+        assert command(["evaluate", str(run.folder), "--batch-size", str(size), *how]) == 0
+        result = json.loads((run.folder / f"{name}.json").read_text())
         del result["seconds"]
         found.append(result)
     for other in found[1:]:
         for name, value in found[0].items():
-            if isinstance(value, float):
+            if isinstance(value, float | list) and name in ("tolerance", "nfe_blocks"):
+                assert other[name] == pytest.approx(value, rel=1e-9)
+            elif isinstance(value, float):
                 assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
             else:
                 assert other[name] == value, name
@@ -254,8 +259,8 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
-    own = ["tolerance=1e-6", "model.training_method=dopri5", "training.schedule=constant"]
-    own += ["trainer.devices=2", "training.warmup=0"]
+    own = ["tolerance.name=learned", "tolerance.reward=error", "tolerance.every=2"]
+    own += ["training.schedule=constant", "trainer.devices=2", "training.warmup=0"]
     settings = [*SETTINGS, *(part for setting in own for part in ("--set", setting))]
     for arguments in (
         ["train", *settings, "--out", "whole"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,13 @@ def test_every_policy_is_made_again_from_its_configuration() -> None:
         (lambda: Budget(nfe=10, error=1e-3), "give one target"),
         (lambda: Budget(nfe=-3), "got -3"),
         (lambda: Budget(nfe=30, gain=11), "got 11"),
-        (lambda: Budget(error=1e-3, every=0), "every must be at least 1, got 0"),
+        (lambda: Budget(error=1e-3, every=0), "every must be a whole number of at least 1, got 0"),
         (lambda: Learned(reward="nfe"), "got 'nfe'"),
         (lambda: Learned(alpha=0.0), "alpha must be positive and finite, got 0.0"),
         (lambda: Learned(spread=0.0), "spread must be positive and finite, got 0.0"),
         (lambda: Learned(epsilon=math.nan), "epsilon must be positive"),
         (lambda: Learned(decay=1.0), "got 1.0"),
-        (lambda: Learned(samples=0), "samples must be at least 1, got 0"),
+        (lambda: Learned(samples=2.5), "samples must be a whole number of at least 1, got 2.5"),
         (lambda: Learned(width=0), "width must be at least 1"),
         (lambda: as_policy("1e-5"), "got '1e-5'"),  # type: ignore[arg-type]
         (lambda: policy_from_config({"name": "magic"}), "got 'magic'"),
@@ -438,46 +439,49 @@ def told(objective: Objective) -> dict[str, float]:
 
 
 class Spin(nn.Module):
-    """A rotation with a bend; the faster, the more steps it needs."""
+    """A rotation with a bend: the faster, the more steps it needs; the more bent, the more errors
+    matter, for a rotation leaves the base density as it is.
+    """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, bend: float = 0.3) -> None:
         super().__init__()
         self.rate = nn.Parameter(torch.tensor(rate), requires_grad=False)
+        self.bend = bend
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
         x, y = z.unbind(-1)
-        slopes = [self.rate * y + 0.3 * (2 * x).sin(), -self.rate * x + 0.3 * y.sin()]
+        bent = self.bend * (2 * x).sin(), self.bend * y.sin()
+        slopes = [self.rate * y + bent[0], -self.rate * x + bent[1]]
         return torch.stack(slopes, -1)
 
     def pushforward(self, t: Tensor, z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
         (x, y), (a, b) = z.unbind(-1), tangents.unbind(-1)
-        pushed = [self.rate * b + 0.6 * (2 * x).cos() * a, -self.rate * a + 0.3 * y.cos() * b]
+        bent = 2 * self.bend * (2 * x).cos() * a, self.bend * y.cos() * b
+        pushed = [self.rate * b + bent[0], -self.rate * a + bent[1]]
         return self(t, z), torch.stack(pushed, -1)
 
 
-def spinning(policy: Policy, rates: tuple[float, ...]) -> InfoCNF:
-    model = InfoCNF((2,), {}, supervised=0.0, blocks=len(rates), hidden=(2,), tolerance=policy)
-    for block, rate in zip(model.flow.blocks, rates, strict=True):
-        block.dynamics.field = Spin(rate)
+def spinning(policy: Policy, *fields: Spin) -> InfoCNF:
+    model = InfoCNF((2,), {}, supervised=0.0, blocks=len(fields), hidden=(2,), tolerance=policy)
+    for block, field in zip(model.flow.blocks, fields, strict=True):
+        block.dynamics.field = field
     return model.train()
 
 
-def train_gates(model: InfoCNF, seed: int, steps: int) -> list[float]:
-    """Train the gates alone; the forward evaluations per sample of each step."""
-    policy, found = model.policy, []
-    optimiser = torch.optim.Adam(policy.parameters(), 2e-2)
+def train_gates(model: InfoCNF, seed: int, steps: int) -> None:
+    """Train the gates alone."""
+    policy = model.train().policy
+    optimiser = torch.optim.Adam(policy.parameters(), 3e-2)
     for step in range(steps):
         policy.begin_step(step / steps)
-        x = torch.randn(32, 2, generator=torch.Generator().manual_seed(1000 * seed + step))
-        seeds = combine_seeds(seed, step, torch.arange(32))
+        x = torch.randn(64, 2, generator=torch.Generator().manual_seed(1000 * seed + step))
+        seeds = combine_seeds(seed, step, torch.arange(64))
         objective = likelihood_objective(model, x, seeds=seeds)
+        assert objective.surrogate is not None
         optimiser.zero_grad()
-        if objective.surrogate is not None:
-            objective.surrogate.backward()
-            optimiser.step()
+        objective.surrogate.backward()
+        optimiser.step()
         policy.end_step(told(objective))
-        found.append(told(objective)["forward"])
-    return found
 
 
 def solved(model: InfoCNF, tolerance: Any) -> tuple[float, float]:
@@ -485,36 +489,47 @@ def solved(model: InfoCNF, tolerance: Any) -> tuple[float, float]:
     x = torch.randn(64, 2, generator=torch.Generator().manual_seed(99))
     with torch.no_grad():
         code = model.eval().encode(x, tolerance=tolerance)
-        change = model.code_log_prob(code, {}) - model.log_prob(x, tolerance=1e-9)
+        change = model.code_log_prob(code, {}) - model.log_prob(x, tolerance=1e-8)
     assert code.stats is not None
     error = float(change.abs().mean()) / (2 * math.log(2.0))
     return float(code.stats.forward.double().mean()), error
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_gates_find_the_cheapest_tolerances_of_a_stiff_and_an_easy_block(seed: int) -> None:
-    """Truth by enumeration: of all pairs of tolerances whose error stays below epsilon, which is
-    the cheapest.
+EPSILON = 1e-3
+
+
+def stiff_and_easy() -> tuple[Spin, Spin]:
+    return Spin(8.0), Spin(3.0, bend=0.01)
+
+
+@cache
+def cheapest() -> tuple[float, float]:
+    """The truth by enumeration: of all pairs of tolerances whose error stays below epsilon, the
+    cheapest.
     """
-    epsilon, rates = 1e-3, (8.0, 1.0)
-    model = spinning(Fixed(1e-5), rates)
+    model = spinning(Fixed(1e-5), *stiff_and_easy())
     grid = [10.0 ** (-2.0 - 0.5 * i) for i in range(7)]
     pairs = [(*solved(model, [one, two]), one, two) for one in grid for two in grid]
-    _, _, stiff, easy = min(pair for pair in pairs if pair[1] < epsilon)
-    assert stiff < easy
+    _, _, stiff, easy = min(pair for pair in pairs if pair[1] < EPSILON)
+    return stiff, easy
 
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gates_learn_how_exactly_a_stiff_and_an_easy_block_must_be_solved(
+    seed: int,
+) -> None:
     torch.manual_seed(seed)
-    policy = Learned("sample", "error", epsilon=epsilon, reference=1e-6, every=2, samples=32)
-    model = spinning(policy, rates)
+    policy = Learned("sample", "error", epsilon=EPSILON, every=1, samples=64)
+    model = spinning(policy, *stiff_and_easy())
     before, _ = solved(model, None)
-    train_gates(model, seed, steps=240)
+    train_gates(model, seed, steps=60)
     after, error = solved(model, None)
-    assert after < 0.9 * before
-    assert error < 2.0 * epsilon
     x = torch.randn(64, 2)
-    ends = [torch.as_tensor(policy.eval()(i, x).tolerance).log10().mean() for i in range(2)]
-    assert ends[0] < ends[1] - 0.1
-    assert policy.bounds[0] < 10 ** ends[0] < policy.bounds[1] / 2  # settled inside
+    stiff, easy = (float(torch.as_tensor(policy(i, x).tolerance).log10().mean()) for i in range(2))
+    assert after < 0.92 * before
+    assert error < EPSILON
+    assert cheapest()[0] < cheapest()[1] and stiff < easy - 0.2
+    assert policy.bounds[0] < 10**stiff < policy.bounds[1] / 2  # settled inside
 
 
 def test_the_multiplier_grows_while_the_error_is_too_large_and_shrinks_while_it_is_small() -> None:
@@ -530,7 +545,7 @@ def test_the_multiplier_grows_while_the_error_is_too_large_and_shrinks_while_it_
 
 def test_a_budget_holds_its_evaluations_while_the_flow_gets_stiffer() -> None:
     target = 70.0
-    model = spinning(Budget(nfe=target, smallest=1e-9, largest=1e-1), (2.0, 2.0))
+    model = spinning(Budget(nfe=target, smallest=1e-9, largest=1e-1), Spin(2.0), Spin(2.0))
     found = []
     for step in range(150):
         for block in model.flow.blocks:
@@ -551,7 +566,7 @@ def test_a_budget_holds_its_evaluations_while_the_flow_gets_stiffer() -> None:
 def test_a_budget_holds_its_error() -> None:
     target = 1e-3
     policy = Budget(error=target, reference=1e-8, every=1, samples=16)
-    model = spinning(policy, (6.0,))
+    model = spinning(policy, Spin(6.0))
     for step in range(60):
         policy.begin_step(step / 60)
         x = torch.randn(16, 2, generator=torch.Generator().manual_seed(step))
@@ -612,7 +627,7 @@ def test_a_measurement_leaves_the_training_as_it_was() -> None:
 
 
 def test_first_steps_grow_with_the_tolerance() -> None:
-    model = spinning(Fixed(1e-8), (5.0,))
+    model = spinning(Fixed(1e-8), Spin(5.0))
     x = torch.randn(8, 2)
     for _ in range(4):
         likelihood_objective(model, x)

@@ -124,19 +124,30 @@ class Wandering(Policy):
         return {"name": "wandering", "spread": self.spread}
 
 
-@pytest.mark.parametrize("policy", ["fixed", "wandering"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "fixed",
+        "wandering",
+        "budget error=1e-4",
+        "schedule start=1e-2",
+        "learned per=sample reward=error every=2",
+        "learned per=batch reward=loss",
+    ],
+)
 def test_a_run_resumed_from_any_step_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     monkeypatch.setitem(POLICIES, "wandering", Wandering)
-    settings = [] if policy == "fixed" else ["tolerance.name=wandering"]
+    name, *arguments = policy.split()
+    settings = [f"tolerance.{setting}" for setting in (f"name={name}", *arguments)]
     config = tiny("training.ema=0.9", "objective.kinetic=0.01", *settings)
     run = begin(config, tmp_path / "run", callbacks=[Copies(tmp_path, 3)])
     expected, table = last(run.folder), rows(run.folder)
     weights = (run.folder / "model" / "model.safetensors").read_bytes()
     assert expected["global_step"] == 6 and len(table) == 2
 
-    for number in range(6) if policy == "fixed" else (1, 3, 5):
+    for number in range(6) if policy == "fixed" else (1, 3, 5) if policy == "wandering" else (2,):
         shutil.copy(tmp_path / f"{number}.ckpt", run.folder / "checkpoints" / "last.ckpt")
         resume(run.folder)
         assert same_state(last(run.folder), expected), f"from step {number}"
@@ -145,6 +156,34 @@ def test_a_run_resumed_from_any_step_ends_with_the_same_bits(
     if policy == "wandering":
         assert expected["state_dict"]["model.policy.memory"].abs().min() > 0
         assert float(table[0]["tolerance_0"]) != float(table[1]["tolerance_0"])
+
+
+def test_what_gates_do_is_logged_for_each_block(tmp_path: Path) -> None:
+    own = ["name=learned", "per=sample", "reward=error", "every=2", "start=1e-3", "largest=1e-1"]
+    config = tiny(*(f"tolerance.{s}" for s in own), "training.clip=0.1")
+    table = rows(begin(config, tmp_path / "run").folder)
+    for row in table:
+        for block in range(3):
+            assert 0 < float(row[f"tolerance_{block}"]) < 1e-1
+            assert 0.1 < float(row[f"tolerance_spread_{block}"]) < 0.7
+            assert float(row[f"reward_{block}"]) < 0 < float(row[f"gate_gradient_{block}"])
+        each = [float(row[f"nfe_{block}"]) for block in range(3)]
+        assert sum(each) == pytest.approx(float(row["nfe_forward"]))
+        assert float(row["log_prob_error"]) >= 0 and float(row["multiplier"]) > 0
+        assert float(row["nfe_measuring"]) > 0
+    assert float(table[0]["reward_0"]) < float(table[0]["reward_2"])  # it pays for the others, too
+
+
+def test_gates_neither_clip_nor_decay_with_the_flow(tmp_path: Path) -> None:
+    """The flow's weights after a step do not depend on how loud its gates are."""
+    found = []
+    for alpha in (0.1, 1e6):
+        own = [f"tolerance.{s}" for s in ("name=learned", f"alpha={alpha}")]
+        config = tiny(*own, "training.clip=0.01", "training.epochs=1", "training.batch_size=48")
+        begin(config, tmp_path / str(alpha))
+        found.append(last(tmp_path / str(alpha))["state_dict"])
+    names = [name for name in found[0] if name.startswith("model.flow")]
+    assert names and all(torch.equal(found[0][name], found[1][name]) for name in names)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(

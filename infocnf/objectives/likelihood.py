@@ -40,8 +40,8 @@ class Objective:
         cross_entropy: The label term of each sample in nats, summed over factors, ``(batch,)``.
         answers: Outputs of the classifiers by factor.
         stats: What the solves took.
-        surrogate: Zero but for its gradient, which is that of the expected cost of learned
-            tolerances, summed over samples; None where there are no gates or nothing to learn.
+        surrogate: A number without meaning but for its gradient, which is that of the expected cost
+            of learned tolerances; None where there are no gates or they have nothing to learn.
         sums: What the tolerance policy wants to be told of, summed over samples.
     """
 

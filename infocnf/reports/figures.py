@@ -107,13 +107,22 @@ def plot(axes: Axes, rows: Rows, name: str, label: str, colour: str) -> None:
 
 
 def tolerances(rows: Rows) -> bytes:
-    """The tolerance of each block over the epochs."""
-    names = [name for name in rows[0] if name.startswith("tolerance_")]
+    """The tolerance of each block over the epochs, with its spread where it was drawn."""
+    names = [name for name in rows[0] if name.removeprefix("tolerance_").isdigit()]
     figure = Figure(figsize=(4.5, 2.6), layout="constrained")
     axes = figure.subplots()
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, len(names)))
     for name, colour in zip(names, colours, strict=True):
-        plot(axes, rows, name, f"block {name.removeprefix('tolerance_')}", colour)
+        block = name.removeprefix("tolerance_")
+        plot(axes, rows, name, f"block {block}", colour)
+        drawn = [
+            (row["epoch"], tolerance, 10.0**spread)
+            for row in rows
+            if (tolerance := row[name]) and (spread := row.get(f"tolerance_spread_{block}"))
+        ]
+        if drawn:
+            epochs, middle, factor = (np.array(column) for column in zip(*drawn, strict=True))
+            axes.fill_between(epochs, middle / factor, middle * factor, color=colour, alpha=0.15)
     found = [value for row in rows for name in names if (value := row[name]) is not None]
     axes.set_ylim(min(found, default=1e-5) / 3.0, max(found, default=1e-5) * 3.0)
     axes.set_yscale("log")

@@ -58,8 +58,9 @@ class Survey:
     def __post_init__(self) -> None:
         check_tolerance(self.reference)
         for name in ("every", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
 
 
 class Policy(nn.Module, ABC):

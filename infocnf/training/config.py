@@ -98,7 +98,7 @@ class TrainingConfig(Section):
     batch_size: Positive = Field(900, description="examples per step, over all processes")
     micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
     learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")
-    policy_learning_rate: Share = Field(1e-3, description="of a tolerance policy with weights")
+    policy_learning_rate: Share = Field(1e-2, description="of the gates of learned tolerances")
     weight_decay: Weight = Field(0.0, description="decoupled weight decay (AdamW)")
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps until the full learning rate")
     schedule: Literal["constant", "cosine"] = Field("constant", description="constant, cosine")
@@ -140,7 +140,8 @@ class Config(Section):
     tolerance: dict[str, Any] = Field(
         {"name": "fixed", "tolerance": 1e-5},
         validate_default=True,
-        description="tolerance policy in training: a number, or a name and its arguments",
+        description="in training: a number, or a policy (fixed, per_block, schedule, random, "
+        "budget, learned) and its arguments",
     )
     objective: ObjectiveConfig = ObjectiveConfig()
     training: TrainingConfig = TrainingConfig()

@@ -23,14 +23,18 @@ def add_figures(
 
 
 def add_gradients(strategy: Strategy, groups: Sequence[dict[str, Any]]) -> None:
-    """Add the gradients of all processes up in each of them."""
+    """Add the gradients of all processes up in each of them; a parameter for which none has a
+    gradient keeps none, so that the optimiser leaves it alone.
+    """
     for group in groups:
         parameters = group["params"]
-        flat = torch.cat([gradient_of(parameter).flatten() for parameter in parameters])
+        known = [float(parameter.grad is not None) for parameter in parameters]
+        gradients = [gradient_of(parameter).flatten() for parameter in parameters]
+        flat = torch.cat([*gradients, gradients[0].new_tensor(known)])
         flat = strategy.reduce(flat, reduce_op="sum")
-        parts = flat.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        *parts, counts = flat.split([*(len(part) for part in gradients), len(parameters)])
+        for parameter, part, count in zip(parameters, parts, counts.tolist(), strict=True):
+            parameter.grad = part.view_as(parameter) if count else None
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
