@@ -6,11 +6,12 @@ settings, and written in full into the run directory. Defaults are the paper's s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from inspect import signature
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
-from infocnf.tolerances import policy_from_config
+from infocnf.tolerances import POLICIES, policy_from_config
 
 __all__ = ["Config"]
 
@@ -158,8 +159,25 @@ class Config(Section):
             value = {"name": "per_block", "tolerances": value}
         if not isinstance(value, dict):
             raise ValueError(f"must be a number or a table with a name, got {value!r}")
-        try:
-            return policy_from_config({"name": "fixed", **value}).config()
-        except TypeError as error:
-            reason = str(error).split("__init__() ")[-1]
-            raise ValueError(f"the policy {value.get('name', 'fixed')!r} {reason}") from None
+        named = {"name": "fixed", **value}
+        check_arguments(named)
+        return policy_from_config(named).config()
+
+
+def check_arguments(policy: dict[str, Any]) -> None:
+    """Refuse arguments that a policy does not have, or of a type it cannot use."""
+    given = {name: value for name, value in policy.items() if name != "name"}
+    kind = POLICIES.get(policy["name"])
+    if kind is None:
+        return  # whose name will be refused with those there are
+    hints, parameters = get_type_hints(kind.__init__), signature(kind).parameters
+    fields: dict[str, Any] = {name: (hints[name], p.default) for name, p in parameters.items()}
+    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
+    try:
+        create_model(policy["name"], __config__=strict, **fields)(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, known = first["loc"][0], ", ".join(fields)
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{policy['name']} has no {name!r}: it has {known}") from None
+        raise ValueError(f"{name}: {first['msg']}, got {given[str(name)]!r}") from None
