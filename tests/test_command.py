@@ -169,6 +169,23 @@ def test_the_certificate_is_the_change_under_a_tighter_solve(trained: Path) -> N
     command(["evaluate", str(trained)])
 
 
+def test_the_certificate_of_given_steps_is_the_change_under_twice_as_many(tmp_path: Path) -> None:
+    own = ["model.method=midpoint", "model.steps=3", "model.training_method=bosh3"]
+    run = begin(tiny(*own, "training.epochs=1"), tmp_path / "run")
+    assert command(["evaluate", str(run.folder)]) == 0
+    found = json.loads((run.folder / "evaluation.json").read_text())
+    model, x = run.model(), run.preparation(run.data().examples("test")[0], torch.float32)
+    y = run.data().examples("test")[1]["label"]
+    values = []
+    for steps in (3, 6):
+        for block in model.flow.blocks:
+            block.solver["steps"] = steps
+        with torch.no_grad():
+            values.append(model.log_prob(x, y).double())
+    expected = (values[0] - values[1]).abs().mean().item() / (64 * np.log(2.0))
+    assert found["numerical_error_bits_per_dim"] == pytest.approx(expected, rel=1e-3) and expected
+
+
 def test_exact_traces_take_the_noise_out_of_a_likelihood(trained: Path, tmp_path: Path) -> None:
     assert command(["evaluate", str(trained), "--exact-trace", "--tolerance", "1e-3"]) == 0
     exact = json.loads((trained / "evaluation.json").read_text())
@@ -270,7 +287,9 @@ def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
         process = start(*arguments, folder=tmp_path)
         output = process.communicate()[0]
         assert process.returncode == 0, output
+    state = last(tmp_path / "whole")["state_dict"]
     assert same_state(last(tmp_path / "parts"), last(tmp_path / "whole"))
+    assert (state["model.policy.costs"] > 0).all()  # figures of the policy were added up, too
 
 
 def test_an_existing_run_is_never_overwritten_unasked(

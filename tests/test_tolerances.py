@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from infocnf import Categorical, InfoCNF
+from infocnf.flows.bijection import BlockSolve, FlowStats
 from infocnf.networks.gates import Gate
-from infocnf.objectives import Objective, likelihood_objective
-from infocnf.objectives.reinforce import costs_to_go, others_mean, penalty, surrogate
+from infocnf.objectives import likelihood_objective
+from infocnf.objectives.reinforce import costs_to_go, others_mean, penalty, teach
+from infocnf.ode import Solution, Stats
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import (
     Budget,
+    Choice,
     Fixed,
     Learned,
     PerBlock,
@@ -85,7 +88,7 @@ def test_every_policy_is_made_again_from_its_configuration() -> None:
         (lambda: Budget(), "give one target"),
         (lambda: Budget(nfe=10, error=1e-3), "give one target"),
         (lambda: Budget(nfe=-3), "got -3"),
-        (lambda: Budget(nfe=30, gain=11), "got 11"),
+        (lambda: Budget(nfe=30, gain=4), "got 4"),
         (lambda: Budget(error=1e-3, every=0), "every must be a whole number of at least 1, got 0"),
         (lambda: Learned(reward="nfe"), "got 'nfe'"),
         (lambda: Learned(alpha=0.0), "alpha must be positive and finite, got 0.0"),
@@ -302,6 +305,29 @@ def test_evaluation_takes_the_mean_and_never_draws() -> None:
     mean, _ = model.policy.distribution(0, x)
     torch.testing.assert_close(choice.tolerance, 10 ** mean.detach())
     model.sample(2, tolerance=None)
+    given = model.encode(x, tolerance=Random(per="sample"))  # fresh modules are in training mode
+    assert given.stats is not None
+    torch.testing.assert_close(given.stats.solves[0].choice.tolerance, torch.full((4,), 1e-4))
+
+
+def test_a_method_without_tolerance_has_no_policy() -> None:
+    with pytest.raises(ValueError, match="rk4 has no tolerance"):
+        rows_model(Learned(), method="rk4", steps=4)
+    rows_model(Fixed(1e-5), method="rk4", steps=4)
+    rows_model(Learned(), method="rk4", steps=4, training_method="bosh3")
+
+
+def test_a_measurement_that_fails_is_reported_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = Learned("sample", "error", start=1e-2, largest=1e-1, reference=1e-10, every=3)
+    model = rows_model(policy, max_steps=5).train()
+    for step in range(2):
+        policy.begin_step(step / 2)
+        objective = likelihood_objective(model, torch.randn(4, 3), seeds=SEEDS[:4])
+        assert objective.surrogate is None and objective.sums == {}
+        policy.end_step(objective.figures)
+    assert caplog.text.count("could not be measured: block 0 failed") == 2
 
 
 def test_gates_are_saved_with_the_model(tmp_path: Path) -> None:
@@ -310,11 +336,12 @@ def test_gates_are_saved_with_the_model(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in model.policy.parameters():
             parameter.add_(torch.randn_like(parameter))
-    model.policy.end_step({"measured": 0.5, "error": 1e-3, "reference": 20.0})
+    model.policy.end_step({"measured": 0.5, "error": 1e-3, "measuring": 31.7})
     model.eval().save_pretrained(tmp_path)
     again = InfoCNF.from_pretrained(tmp_path)
     assert torch.equal(again.log_prob(x, tolerance=None), model.log_prob(x, tolerance=None))
-    assert again.policy.diary.reference == model.policy.diary.reference == 40.0
+    assert again.policy.diary.evaluations == model.policy.diary.evaluations
+    assert again.policy.diary.evaluations == pytest.approx(31.7 / 0.5, rel=1e-12)
 
 
 # --------------------------------------------------------------------------------- REINFORCE
@@ -371,15 +398,17 @@ def test_reinforce_finds_the_gradient_of_the_expected_cost_and_a_baseline_calms_
     truth = flat(torch.autograd.grad(expected, parameters))
 
     count, rounds = 50, 300
+    policy.end_step({"measured": 1.0, "error": 0.0, "measuring": policy.alpha / weight})
     found: dict[str, list[Tensor]] = {"none": [], "others": []}
     for number in range(rounds):
         seeds = combine_seeds(11, number, torch.arange(count))
         choices = [policy(i, z.expand(count, 2), seeds) for i in range(2)]
         task, evaluations = toy_costs(torch.stack([torch.as_tensor(c.tolerance) for c in choices]))
-        costs = costs_to_go(task, list(evaluations), weight)
-        for name, baseline in (("none", torch.zeros_like(costs)), ("others", others_mean(costs))):
-            logs = [c.log_prob for c in choices if c.log_prob is not None]
-            total = surrogate(logs, costs, baseline) / count
+        stats = stats_of(choices, evaluations)
+        for name, policy.baseline in (("none", False), ("others", True)):
+            lesson = teach(policy, stats, task, None)
+            assert lesson is not None
+            total = lesson.surrogate / count
             gradient = torch.autograd.grad(total, parameters, retain_graph=True)
             found[name].append(flat(gradient))
 
@@ -395,6 +424,39 @@ def test_reinforce_finds_the_gradient_of_the_expected_cost_and_a_baseline_calms_
     assert (variance["others"] < 0.2 * variance["none"]).all()
 
 
+def stats_of(choices: Sequence[Choice], evaluations: Tensor) -> FlowStats:
+    """What solves of these choices would have recorded, had they taken these evaluations."""
+    solves = []
+    for block, (choice, forward) in enumerate(zip(choices, evaluations, strict=True)):
+        nothing = torch.zeros_like(forward)
+        account = Stats(forward, nothing, nothing, nothing)
+        solution = Solution(nothing, nothing, nothing, account, 0.1)
+        solves.append(BlockSolve(block, choice, solution))
+    return FlowStats(tuple(solves))
+
+
+@pytest.mark.parametrize("reward", ["loss", "error"])
+def test_what_gates_learn_does_not_depend_on_micro_batches(reward: str) -> None:
+    policy = Learned("sample", reward, start=1e-3, baseline=False, every=1, samples=12)
+    model = rows_model(policy).train()
+    x = torch.randn(12, 3)
+    found = []
+    for pieces in ([slice(0, 12)], [slice(0, 5), slice(5, 12)]):
+        policy.zero_grad()
+        for block in model.flow.blocks:
+            block.first_step = None
+        policy.diary.total.fill_(25.0)
+        policy.diary.weight.fill_(1.0)
+        for piece in pieces:
+            total = likelihood_objective(model, x[piece], seeds=SEEDS[:12][piece]).surrogate
+            assert total is not None
+            total.backward()
+            for block in model.flow.blocks:
+                block.first_step = None
+        found.append(flat(tuple(p.grad for p in policy.parameters() if p.grad is not None)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def hermite(count: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the expectation under a standard normal."""
     from numpy.polynomial.hermite_e import hermegauss
@@ -408,7 +470,6 @@ def flat(tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def test_the_moving_average_baseline_calms_the_gradient_per_batch() -> None:
-    """The same draws with and without; both have the same mean, within their errors."""
     found = {}
     for baseline in (True, False):
         torch.manual_seed(0)
@@ -422,17 +483,10 @@ def test_the_moving_average_baseline_calms_the_gradient_per_batch() -> None:
             assert objective.surrogate is not None
             gradient = torch.autograd.grad(objective.surrogate, list(policy.parameters()))
             gradients.append(flat(gradient))
-            policy.end_step(told(objective))
+            policy.end_step(objective.figures)
         found[baseline] = torch.stack(gradients[5:])
     calm, wild = found[True].var(0).sum(), found[False].var(0).sum()
     assert calm < 0.2 * wild
-
-
-def told(objective: Objective) -> dict[str, float]:
-    """What the trainer tells a policy after a step."""
-    count = len(objective.losses)
-    figures = {name: value / count for name, value in objective.sums.items()}
-    return {**figures, "forward": float(objective.stats.forward.double().mean())}
 
 
 # -------------------------------------------------------------------------------- toy flows
@@ -481,7 +535,7 @@ def train_gates(model: InfoCNF, seed: int, steps: int) -> None:
         optimiser.zero_grad()
         objective.surrogate.backward()
         optimiser.step()
-        policy.end_step(told(objective))
+        policy.end_step(objective.figures)
 
 
 def solved(model: InfoCNF, tolerance: Any) -> tuple[float, float]:
@@ -538,7 +592,7 @@ def test_the_multiplier_grows_while_the_error_is_too_large_and_shrinks_while_it_
     for error, larger in ((1e-1, True), (1e-6, False)):
         before = policy.multiplier
         for _ in range(60):
-            policy.end_step({"measured": 0.5, "error": 0.5 * error, "reference": 20.0})
+            policy.end_step({"measured": 0.5, "error": 0.5 * error, "measuring": 20.0})
         assert (policy.multiplier > before) is larger
     assert policy.multiplier < start
 
@@ -553,8 +607,8 @@ def test_a_budget_holds_its_evaluations_while_the_flow_gets_stiffer() -> None:
         model.policy.begin_step(step / 150)
         x = torch.randn(16, 2, generator=torch.Generator().manual_seed(step))
         objective = likelihood_objective(model, x)
-        model.policy.end_step(told(objective))
-        found.append(told(objective)["forward"])
+        model.policy.end_step(objective.figures)
+        found.append(objective.figures["forward"])
         if step == 30:
             tight = model.policy(0, x).tolerance
     for window in range(30, 150, 30):
@@ -567,13 +621,14 @@ def test_a_budget_holds_its_error() -> None:
     target = 1e-3
     policy = Budget(error=target, reference=1e-8, every=1, samples=16)
     model = spinning(policy, Spin(6.0))
+    found = []
     for step in range(60):
         policy.begin_step(step / 60)
         x = torch.randn(16, 2, generator=torch.Generator().manual_seed(step))
         objective = likelihood_objective(model, x, seeds=combine_seeds(step, torch.arange(16)))
-        policy.end_step(told(objective))
-    assert policy.diary is not None
-    assert target / 2 < policy.diary.error < 2 * target
+        policy.end_step(objective.figures)
+        found.append(objective.sums["error"] / objective.sums["measured"])
+    assert target / 2 < sum(found[-20:]) / 20 < 2 * target
 
 
 # --------------------------------------------------------------------------------- measuring
@@ -591,7 +646,7 @@ def test_a_measured_error_is_the_difference_to_a_tight_solve_and_is_counted() ->
     error = (objective.log_prob[:5] - model.code_log_prob(tight, {})).abs() / (3 * math.log(2.0))
     assert objective.sums["measured"] == 5.0
     assert objective.sums["error"] == pytest.approx(float(error.sum().detach()), rel=0.02)
-    assert objective.sums["reference"] / 5 > float(objective.stats.forward.double().mean())
+    assert objective.sums["measuring"] / 5 > float(objective.stats.forward.double().mean())
 
 
 def test_errors_are_measured_every_so_many_steps_and_only_in_training() -> None:
@@ -603,7 +658,7 @@ def test_errors_are_measured_every_so_many_steps_and_only_in_training() -> None:
         objective = likelihood_objective(model, torch.randn(4, 3), seeds=SEEDS[:4])
         seen.append("measured" in objective.sums)
         assert (objective.surrogate is not None) is seen[-1]
-        policy.end_step(told(objective))
+        policy.end_step(objective.figures)
     assert seen == [True, False, False, True, False, False, True]
     assert likelihood_objective(model.eval(), torch.randn(4, 3)).sums == {}
     with torch.no_grad():
@@ -618,7 +673,7 @@ def test_a_measurement_leaves_the_training_as_it_was() -> None:
         policy = Budget(error=1e-3, every=every)
         model = rows_model(policy).train()
         policy.begin_step(0.0)
-        likelihood_objective(model, x, seeds=SEEDS[:6])
+        policy.end_step(likelihood_objective(model, x, seeds=SEEDS[:6]).figures)
         policy.begin_step(0.1)
         objective = likelihood_objective(model, x, seeds=SEEDS[:6])
         assert ("measured" in objective.sums) is (every == 1)

@@ -24,6 +24,7 @@ from infocnf.training.build import build_data, build_model
 from infocnf.training.checkpoints import intact, latest
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
+from infocnf.training.groups import parameter_groups
 from infocnf.training.order import Order, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.settings import explain, keys, parse_config, read_tables, to_toml
@@ -158,6 +159,11 @@ def test_a_run_resumed_from_any_step_ends_with_the_same_bits(
         assert float(table[0]["tolerance_0"]) != float(table[1]["tolerance_0"])
 
 
+def test_arguments_of_a_policy_may_come_before_its_name() -> None:
+    for settings in (["per=sample", "name=learned"], ["name=learned", "per=sample"]):
+        assert tiny(*(f"tolerance.{s}" for s in settings)).tolerance["per"] == "sample"
+
+
 def test_what_gates_do_is_logged_for_each_block(tmp_path: Path) -> None:
     own = ["name=learned", "per=sample", "reward=error", "every=2", "start=1e-3", "largest=1e-1"]
     config = tiny(*(f"tolerance.{s}" for s in own), "training.clip=0.1")
@@ -176,6 +182,10 @@ def test_what_gates_do_is_logged_for_each_block(tmp_path: Path) -> None:
 
 def test_gates_neither_clip_nor_decay_with_the_flow(tmp_path: Path) -> None:
     """The flow's weights after a step do not depend on how loud its gates are."""
+    config = tiny("tolerance.name=learned", "training.weight_decay=0.1")
+    flow, gates = parameter_groups(build_model(config, build_data(config)), config.training)
+    assert (flow["weight_decay"], gates["weight_decay"]) == (0.1, 0.0)
+    assert gates["base"] == config.training.policy_learning_rate != flow["base"]
     found = []
     for alpha in (0.1, 1e6):
         own = [f"tolerance.{s}" for s in ("name=learned", f"alpha={alpha}")]

@@ -2,7 +2,7 @@
 error, the label read off, and what the solver took.
 
 Examples are solved each with its own steps and fixed noise, so the result does not depend on how
-they are batched.
+they are batched (but for tolerances that are learned per batch).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from infocnf.data import Preparation
 from infocnf.evaluation.calibration import calibration_error
-from infocnf.evaluation.certificate import Tighter
+from infocnf.evaluation.certificate import Tighter, more_steps
 from infocnf.models import Categorical, InfoCNF
 from infocnf.models.codes import Code
 from infocnf.objectives import bits_per_dim
@@ -141,7 +141,8 @@ def evaluate(
         prepared = preparation(x[part].to(model.device), dtype)
         mine = {name: y[part].to(model.device) for name, y in labels.items()}
         scores = score(model, prepared, mine, policy, preparation.log_scale)
-        tight = score(model, prepared, mine, Tighter(policy), preparation.log_scale)
+        with more_steps(model):
+            tight = score(model, prepared, mine, Tighter(policy), preparation.log_scale)
         found.append((scores, (scores.log_prob - tight.log_prob).abs()))
         progress(len(prepared))
 

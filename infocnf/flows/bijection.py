@@ -104,6 +104,7 @@ class Traversal:
         gradient: How solves are differentiated.
         method: Method of the solver instead of the blocks' own.
         seeds: Seeds of each sample's noise ``(batch,)``; None when log-determinants are not wanted.
+        draw: Whether the policy may draw, for which it gets the seeds.
         warm: Whether a block starts with the step its previous solve proposed.
         passengers: Whether to integrate kinetic energy and Jacobian norm on the way.
         solves: Filled in by the blocks on the way.
@@ -114,6 +115,7 @@ class Traversal:
     gradient: str = "checkpoint"
     method: str | None = None
     seeds: Tensor | None = None
+    draw: bool = False
     warm: bool = False
     passengers: bool = False
     solves: list[BlockSolve] = field(default_factory=list)

@@ -142,7 +142,8 @@ class ContinuousBlock(Bijection):
         """Final state, entered into the traversal's account; an error that names this block where a
         sample failed.
         """
-        choice = traversal.policy(self.index, state[0], traversal.seeds)
+        seeds = traversal.seeds if traversal.draw else None
+        choice = traversal.policy(self.index, state[0], seeds)
         tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
         with_log_det = len(state) > 1
         warm = traversal.warm and with_log_det

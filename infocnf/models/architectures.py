@@ -1,4 +1,4 @@
-"""Which flow a shape of samples gets."""
+"""Which flow a shape of samples gets, and what does not fit together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 from infocnf.flows import ScaledFlow, flat_flow, multiscale_flow
 from infocnf.flows.multiscale import BlockFactory
+from infocnf.ode.gradients import GRADIENTS
+from infocnf.ode.tableaus import tableau
+from infocnf.tolerances import Fixed, Policy
 
-__all__ = ["ARCHITECTURES", "build_flow", "check_shape"]
+__all__ = ["ARCHITECTURES", "build_flow", "check_shape", "check_solver"]
 
 ARCHITECTURES = ("auto", "multiscale", "flat")
 
@@ -51,6 +54,17 @@ def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
             f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
         )
     return natural
+
+
+def check_solver(method: str, training_method: str | None, gradient: str, policy: Policy) -> None:
+    """Refuse a solver that does not exist, or whose tolerance nobody asks for."""
+    if gradient not in GRADIENTS:
+        raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
+    if training_method is not None and not tableau(training_method).adaptive:
+        raise ValueError(f"training_method must be adaptive, got {training_method!r}")
+    used = training_method or method
+    if not tableau(used).adaptive and not isinstance(policy, Fixed):
+        raise ValueError(f"{used} has no tolerance: leave the policy fixed, or use dopri5")
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -15,14 +15,12 @@ from torch.distributions import Normal
 from infocnf.flows import ContinuousBlock, Traversal
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import pretrained
-from infocnf.models.architectures import build_flow, check_shape
+from infocnf.models.architectures import build_flow, check_shape, check_solver
 from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
-from infocnf.ode.gradients import GRADIENTS
 from infocnf.ode.streams import sample_seeds
-from infocnf.ode.tableaus import tableau
 from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
 
 __all__ = ["InfoCNF"]
@@ -108,12 +106,9 @@ class InfoCNF(nn.Module):
         self.factors = check_factors(factors or {})
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
-        if gradient not in GRADIENTS:
-            raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
-        if training_method is not None and not tableau(training_method).adaptive:
-            raise ValueError(f"training_method must be adaptive, got {training_method!r}")
-        self.gradient, self.training_method = gradient, training_method
         self.policy = as_policy(tolerance)
+        check_solver(method, training_method, gradient, self.policy)
+        self.gradient, self.training_method = gradient, training_method
         self._arguments = given
 
         make_block = partial(
@@ -348,6 +343,7 @@ class InfoCNF(nn.Module):
             gradient=self.gradient,
             method=self.training_method if self.training else None,
             seeds=seeds,
+            draw=self.training,
             warm=self.training and stepping != "individual",
             passengers=passengers,
         )

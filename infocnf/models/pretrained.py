@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from infocnf.files import write
 
-__all__ = ["load", "save"]
+__all__ = ["default_dtype", "load", "save"]
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -71,13 +72,25 @@ def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) 
     from safetensors.torch import load as from_bytes
 
     try:
-        model = build(parsed["arguments"]).to(getattr(torch, parsed["dtype"]))
+        with default_dtype(getattr(torch, parsed["dtype"])):
+            model = build(parsed["arguments"])
         model.load_state_dict(from_bytes(weights))
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folder} does not hold {name} of this version: {reason}") from None
 
     return model.eval()
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors of this type, for a while."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401

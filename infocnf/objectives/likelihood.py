@@ -56,6 +56,16 @@ class Objective:
     sums: dict[str, float] = field(default_factory=dict)
 
     @property
+    def figures(self) -> dict[str, float]:
+        """Means over samples, as :meth:`infocnf.tolerances.Policy.end_step` wants them."""
+        counts = {name: self.stats.total(name).double() for name in ("forward", "backward")}
+        return {
+            "loss": float(self.loss.detach()),
+            **{name: float(count.mean()) for name, count in counts.items()},
+            **{name: value / len(self.losses) for name, value in self.sums.items()},
+        }
+
+    @property
     def total(self) -> Tensor:
         """What is differentiated: the objective summed over samples, with what gates learn."""
         total = self.losses.sum()

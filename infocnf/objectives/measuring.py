@@ -8,6 +8,7 @@ in bits per dimension, with :math:`\tau` what the policy chose and :math:`\tau_0
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from infocnf.ode import SolveError
 from infocnf.tolerances import Fixed
 
 __all__ = ["Measurement", "measure"]
+
+log = logging.getLogger("infocnf")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Measurement:
         return {
             "measured": float(count),
             "error": float(self.errors.double().sum()),
-            "reference": self.evaluations * count,
+            "measuring": self.evaluations * count,
         }
 
 
@@ -49,8 +52,8 @@ class Measurement:
 def measure(
     model: InfoCNF, x: Tensor, labels: Mapping[str, Tensor], code: Code, seeds: Tensor
 ) -> Measurement | None:
-    """Errors of a batch whose code was found by the model's policy; None where the tight solve
-    fails.
+    """Errors of a batch whose code was found by the model's policy; None, with a warning, where
+    the tight solve fails.
 
     Arguments:
         model: The model.
@@ -68,13 +71,17 @@ def measure(
         tight = model.encode(
             x[few], tolerance=Fixed(tolerance if alike else survey.reference), seeds=seeds[few]
         )
-    except SolveError:
+    except SolveError as error:
+        log.warning("errors of log p could not be measured: %s", error)
         return None
 
     assert tight.stats is not None
     mine = {name: label[few] for name, label in labels.items()}
     loose = Code(code.supervised[few], code.unsupervised[few], code.log_det[few])
     change = model.code_log_prob(loose, mine) - model.code_log_prob(tight, mine)
+    if not change.isfinite().all():
+        log.warning("errors of log p could not be measured: some are not finite")
+        return None
     return Measurement(
         errors=change.abs() / (model.dimensions * math.log(2.0)),
         evaluations=float(tight.stats.forward.double().mean()),

@@ -100,10 +100,10 @@ def teach(
     """
     log_probs = [solve.choice.log_prob for solve in stats.solves]
     drawn = [log_prob for log_prob in log_probs if log_prob is not None]
-    reference = policy.diary.reference
-    if measurement is not None and not reference > 0:  # none before this one
-        reference = measurement.evaluations
-    if len(drawn) < len(log_probs) or not reference > 0:
+    exact = policy.diary.evaluations
+    if measurement is not None and not exact > 0:  # none before this one
+        exact = measurement.evaluations
+    if len(drawn) < len(log_probs) or not exact > 0:
         return None
 
     task = losses.detach()
@@ -115,9 +115,9 @@ def teach(
     evaluations = [
         solve.solution.stats.forward.to(task).expand(len(losses))[:few] for solve in stats.solves
     ]
-    costs = costs_to_go(task, evaluations, policy.alpha / reference)
+    costs = costs_to_go(task, evaluations, policy.alpha / exact)
 
-    baselines = policy.moving_average().to(costs).unsqueeze(1).expand_as(costs)
+    baselines = policy.mean_costs().to(costs).unsqueeze(1).expand_as(costs)
     if policy.per == "sample":
         drawn = [log_prob[:few] for log_prob in drawn]
         baselines = others_mean(costs) if few > 1 else baselines

@@ -5,25 +5,28 @@ integrating controller:
     \qquad \text{or} \qquad
     \log \tau \leftarrow \log \tau - \tfrac{g}{5} \log \frac{\epsilon}{\epsilon^*} .
 
-Evaluations go about as :math:`\tau^{-1/5}` and errors as :math:`\tau`, so both close the same
-fraction :math:`g / 5` of a gap per step.
+Evaluations go about as :math:`\tau^{-1/q}` with :math:`q` the order of the method and errors as
+:math:`\tau`, so that a fraction :math:`g / q` or :math:`g / 5` of a gap is closed per step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from infocnf.tolerances.feedback import MEASURED, Diary, measured
-from infocnf.tolerances.policies import Choice, Policy, Survey, check_bounds, check_tolerance
+from infocnf.tolerances.feedback import MEASURED, Diary, log_ratio, measured
+from infocnf.tolerances.policies import Choice, Policy, Survey, check_bounds, check_start
 
 __all__ = ["Budget"]
 
-ORDER = 5.0  # of the method for which the gain is meant; others close gaps somewhat slower
+ORDER = 5.0
+LARGEST_GAIN = 4.0  # twice the lowest order there is: beyond, heun would swing for ever
+LARGEST_CHANGE = 1.0  # of the logarithm, per step
 
 
 class Budget(Policy):
@@ -31,10 +34,10 @@ class Budget(Policy):
     error of log p, hold a target.
 
     Arguments:
-        nfe: Target of the mean forward evaluations per sample and step of training.
+        nfe: Target of the mean forward evaluations per sample, over all blocks.
         error: Target of the mean error of log p in bits per dimension, instead.
         start: First tolerance.
-        gain: The gain :math:`g`; stable below 10.
+        gain: The gain :math:`g`.
         smallest: Lower bound of the tolerance.
         largest: Upper bound.
         reference: Tolerance of the tight solves from which errors are measured.
@@ -43,6 +46,7 @@ class Budget(Policy):
     """
 
     log_tolerance: Tensor
+    survey: Survey
 
     def __init__(
         self,
@@ -63,19 +67,18 @@ class Budget(Policy):
         target = nfe if error is None else error
         if not (target is not None and math.isfinite(target) and target > 0):
             raise ValueError(f"the target must be positive and finite, got {target}")
-        if not 0.0 < gain < 10.0:
-            raise ValueError(f"gain must be between 0 and 10, got {gain}")
+        if not 0.0 < gain < LARGEST_GAIN:
+            raise ValueError(f"gain must be between 0 and {LARGEST_GAIN:g}, got {gain}")
         self.nfe, self.error, self.gain = nfe, error, float(gain)
-        self.bounds, self.start = check_bounds(smallest, largest), check_tolerance(start)
-        self.survey = None if error is None else Survey(reference, every, samples)
-        self.diary = None if self.survey is None else Diary(self.survey)
-        self._measuring = {"reference": reference, "every": every, "samples": samples}
+        self.bounds = check_bounds(smallest, largest)
+        self.start = check_start(start, self.bounds)
+        self.survey = Survey(reference, every, samples)
+        self.diary = None if error is None else Diary(self.survey)
         first = torch.tensor(math.log(start), dtype=torch.float64)
         self.register_buffer("log_tolerance", first)
 
     def forward(self, block: int, features: Tensor, seeds: Tensor | None = None) -> Choice:
-        smallest, largest = self.bounds
-        return Choice(min(max(math.exp(self.log_tolerance), smallest), largest))
+        return Choice(math.exp(self.log_tolerance))
 
     def begin_step(self, progress: float) -> None:
         if self.diary is not None:
@@ -92,14 +95,13 @@ class Budget(Policy):
     def end_step(self, figures: Mapping[str, float]) -> None:
         change = 0.0
         if self.nfe is not None:
-            change = self.gain * math.log(figures["forward"] / self.nfe)
-        elif self.diary is not None and self.error is not None and self.diary.end_step(figures):
-            tiny = torch.finfo(torch.float64).tiny
-            found = max(figures["error"] / figures["measured"], tiny)
-            change = -self.gain / ORDER * math.log(found / self.error)
-        smallest, largest = (math.log(bound) for bound in self.bounds)
-        self.log_tolerance += max(min(change, 1.0), -1.0)
-        self.log_tolerance.clamp_(smallest, largest)
+            change = log_ratio(figures["forward"], self.nfe, LARGEST_CHANGE)
+        elif self.diary is not None and self.error is not None:
+            found = self.diary.end_step(figures)
+            if found is not None:
+                change = -log_ratio(found, self.error, ORDER * LARGEST_CHANGE) / ORDER
+        self.log_tolerance += self.gain * change
+        self.log_tolerance.clamp_(*(math.log(bound) for bound in self.bounds))
 
     def report(self, means: Mapping[str, float | None]) -> dict[str, float | None]:
         return {} if self.diary is None else measured(means)
@@ -114,5 +116,5 @@ class Budget(Policy):
             "gain": self.gain,
             "smallest": smallest,
             "largest": largest,
-            **self._measuring,
+            **asdict(self.survey),
         }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from infocnf.ode.streams import TOLERANCE, combine_seeds, draw_uniform
-from infocnf.tolerances.policies import Choice, Policy, check_bounds, check_tolerance
+from infocnf.tolerances.policies import Choice, Policy, check_bounds, check_start
 
 __all__ = ["GaussianPolicy", "Random"]
 
@@ -41,11 +41,7 @@ class GaussianPolicy(Policy):
     ) -> None:
         super().__init__()
         self.bounds = check_bounds(smallest, largest)
-        self.start = check_tolerance(start)
-        if not self.bounds[0] < start < self.bounds[1]:
-            raise ValueError(
-                f"start must be between smallest={smallest} and largest={largest}, got {start}"
-            )
+        self.start = check_start(start, self.bounds)
         if not (math.isfinite(spread) and spread >= 0.0):
             raise ValueError(f"spread must not be negative, got {spread}")
         if per not in PER:

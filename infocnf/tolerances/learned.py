@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from infocnf.networks.gates import Gate
-from infocnf.tolerances.feedback import MEASURED, Diary, measured
+from infocnf.tolerances.feedback import MEASURED, Diary, log_ratio, measured
 from infocnf.tolerances.gaussian import GaussianPolicy
 from infocnf.tolerances.policies import Place, Survey
 
@@ -82,8 +83,9 @@ class Learned(GaussianPolicy):
         samples: Samples measured.
     """
 
-    baselines: Tensor
-    baseline_weight: Tensor
+    survey: Survey
+    costs: Tensor
+    cost_weight: Tensor
     log_multiplier: Tensor
     gap: Tensor
 
@@ -120,12 +122,12 @@ class Learned(GaussianPolicy):
             )
         self.reward, self.alpha, self.epsilon = reward, float(alpha), float(epsilon)
         self.width, self.baseline, self.decay, self.dual_rate = width, baseline, decay, dual_rate
-        self.survey = Survey(reference, every or EVERY[reward], samples)
+        self.survey = Survey(reference, EVERY[reward] if every is None else every, samples)
         self.diary = Diary(self.survey, decay)
         self.gates = nn.ModuleList()
         self.places: tuple[Place, ...] = ()
-        self.register_buffer("baselines", torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("baseline_weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("costs", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("cost_weight", torch.zeros((), dtype=torch.float64))
         first = torch.tensor(math.log(FIRST_MULTIPLIER), dtype=torch.float64)
         self.register_buffer("log_multiplier", first)
         self.register_buffer("gap", torch.zeros((), dtype=torch.float64))
@@ -139,30 +141,33 @@ class Learned(GaussianPolicy):
                 )
             return
         self.places = tuple(places)
-        centre, reach = self.range
+        centre, reach = self.middle_and_reach
         for place in places:
             gate = Gate(place.shape, self.width)
             with torch.no_grad():
                 gate.head.weight.mul_(HEAD_GAIN)
                 gate.head.bias.copy_(torch.tensor([(math.log10(self.start) - centre) / reach, 0.0]))
             self.gates.append(gate)
-        self.baselines = torch.zeros(len(places), dtype=torch.float64)
+        self.costs = torch.zeros(len(places), dtype=torch.float64)
 
     def distribution(self, block: int, features: Tensor) -> tuple[Tensor, Tensor]:
         if not self.gates:
             raise ValueError("this policy has no gates yet: give it to a model as its tolerance")
         first, second = self.gates[block](features.detach(), over_batch=self.per == "batch")
         if not (first.isfinite().all() and second.isfinite().all()):
-            bad = ~features.isfinite().flatten(1).all(1)
-            raise ValueError(
-                f"the gate of block {block} has no answer: {int(bad.sum())} of {len(bad)} inputs "
-                "of the block are not finite; check the data for NaN and infinity"
+            bad = int((~features.isfinite().flatten(1).all(1)).sum())
+            reason = (
+                f"{bad} of {len(features)} inputs of the block are not finite; check the data for "
+                "NaN and infinity"
+                if bad
+                else "its weights are not finite; lower training.policy_learning_rate"
             )
-        centre, reach = self.range
+            raise ValueError(f"the gate of block {block} has no answer: {reason}")
+        centre, reach = self.middle_and_reach
         return centre + reach * Fence.apply(first), self.spread * 2.0 ** Fence.apply(second)
 
     @property
-    def range(self) -> tuple[float, float]:
+    def middle_and_reach(self) -> tuple[float, float]:
         """Centre of the bounds in log10, and half their distance."""
         lowest, highest = (math.log10(bound) for bound in self.bounds)
         return (highest + lowest) / 2.0, (highest - lowest) / 2.0
@@ -193,22 +198,24 @@ class Learned(GaussianPolicy):
         taught = figures.get("taught", 0.0)
         if taught:
             found = [figures[f"cost_{block}"] / taught for block in range(len(self.gates))]
-            self.baselines.lerp_(torch.tensor(found).to(self.baselines), 1.0 - self.decay)
-            self.baseline_weight.lerp_(torch.ones_like(self.baseline_weight), 1.0 - self.decay)
-        if self.diary.end_step(figures) and self.reward == "error":
-            tiny = torch.finfo(torch.float64).tiny
-            gap = math.log(max(figures["error"] / figures["measured"], tiny) / self.epsilon)
-            gap = max(min(gap, LARGEST_GAP), -LARGEST_GAP)
-            self.gap.lerp_(torch.tensor(gap).to(self.gap), 1.0 - self.decay)
+            costs = torch.tensor(found, dtype=torch.float64).to(self.costs.device)
+            self.costs += (1.0 - self.decay) * (costs - self.costs)
+            self.cost_weight += (1.0 - self.decay) * (1.0 - float(self.cost_weight))
+        error = self.diary.end_step(figures)
+        if error is not None and self.reward == "error":
+            gap = log_ratio(error, self.epsilon, LARGEST_GAP)
+            self.gap += (1.0 - self.decay) * (gap - float(self.gap))
             self.log_multiplier += self.dual_rate * self.gap
             self.log_multiplier.clamp_(*(math.log(limit) for limit in MULTIPLIERS))
 
-    def moving_average(self) -> Tensor:
-        """Mean cost of each gate in the last steps, ``(blocks,)``; zero before the first."""
-        return self.baselines / self.baseline_weight.clamp(min=1e-12)
+    def mean_costs(self) -> Tensor:
+        """Moving average of the cost of each gate, ``(blocks,)``; zero before the first."""
+        return self.costs / self.cost_weight.clamp(min=1e-12)
 
     def gradients(self) -> dict[str, float]:
-        """Norm of the present gradient of each gate."""
+        """Norm of the present gradient of each gate; none where gates rest."""
+        if all(parameter.grad is None for parameter in self.parameters()):
+            return {}
         return {
             f"gate_gradient_{block}": float(
                 torch.nn.utils.get_total_norm(
@@ -221,23 +228,21 @@ class Learned(GaussianPolicy):
     def report(self, means: Mapping[str, float | None]) -> dict[str, float | None]:
         """Rewards and gradients of the gates, measured errors and the multiplier."""
         figures = measured(means)
-        taught = means.get("taught") or 0.0
+        taught, learning = means.get("taught") or 0.0, means.get("learning") or 0.0
         for block in range(len(self.gates)):
             cost = means.get(f"cost_{block}")
             figures[f"reward_{block}"] = -cost / taught if cost is not None and taught else None
-            figures[f"gate_gradient_{block}"] = means.get(f"gate_gradient_{block}")
+            norm = means.get(f"gate_gradient_{block}")
+            figures[f"gate_gradient_{block}"] = norm / learning if norm and learning else norm
         if self.reward == "error":
             figures["multiplier"] = self.multiplier
         return figures
 
     def config(self) -> dict[str, Any]:
         own = ("reward", "alpha", "epsilon", "width", "baseline", "decay", "dual_rate")
-        assert self.survey is not None
         return {
             "name": "learned",
             **self.common(),
             **{name: getattr(self, name) for name in own},
-            "reference": self.survey.reference,
-            "every": self.survey.every,
-            "samples": self.survey.samples,
+            **asdict(self.survey),
         }

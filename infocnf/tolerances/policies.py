@@ -56,7 +56,7 @@ class Survey:
     samples: int = 16
 
     def __post_init__(self) -> None:
-        check_tolerance(self.reference)
+        check_tolerance(self.reference, "reference")
         for name in ("every", "samples"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
@@ -220,7 +220,7 @@ class Schedule(Policy):
 
     def __init__(self, start: float = 1e-2, end: float = 1e-5, until: float = 1.0) -> None:
         super().__init__()
-        self.start, self.end = check_tolerance(start), check_tolerance(end)
+        self.start, self.end = check_tolerance(start, "start"), check_tolerance(end, "end")
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until must be a share of training in (0, 1], got {until}")
         self.until = float(until)
@@ -237,18 +237,27 @@ class Schedule(Policy):
         return {"name": "schedule", "start": self.start, "end": self.end, "until": self.until}
 
 
-def check_tolerance(tolerance: float) -> float:
+def check_tolerance(tolerance: float, name: str = "tolerance") -> float:
     """A tolerance as a positive number."""
     if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ValueError(f"tolerance must be positive and finite, got {tolerance}")
+        raise ValueError(f"{name} must be positive and finite, got {tolerance}")
     return float(tolerance)
 
 
 def check_bounds(smallest: float, largest: float) -> tuple[float, float]:
     """Bounds of tolerances, in their order."""
-    bounds = check_tolerance(smallest), check_tolerance(largest)
+    bounds = check_tolerance(smallest, "smallest"), check_tolerance(largest, "largest")
     if bounds[0] >= bounds[1]:
         raise ValueError(
             f"smallest must be below largest, got smallest={smallest} and largest={largest}"
         )
     return bounds
+
+
+def check_start(start: float, bounds: tuple[float, float]) -> float:
+    """A first tolerance, between the bounds."""
+    if not bounds[0] < start < bounds[1]:
+        raise ValueError(
+            f"start must be between smallest={bounds[0]} and largest={bounds[1]}, got {start}"
+        )
+    return float(start)

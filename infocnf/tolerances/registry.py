@@ -32,7 +32,11 @@ def as_policy(tolerance: float | Tensor | Sequence[float] | Policy) -> Policy:
         return tolerance
     if isinstance(tolerance, str | bytes | None):
         raise ValueError(f"tolerance must be a number, numbers or a policy, got {tolerance!r}")
-    return PerBlock(tolerance) if isinstance(tolerance, Sequence) else Fixed(tolerance)
+    if isinstance(tolerance, Sequence):
+        return PerBlock(tolerance)
+    if isinstance(tolerance, Tensor) and not tolerance.ndim:
+        tolerance = float(tolerance)
+    return Fixed(tolerance)
 
 
 def policy_from_config(config: Mapping[str, Any]) -> Policy:

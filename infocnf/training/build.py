@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +9,7 @@ import torch
 from infocnf.data import Dataset, load_data
 from infocnf.errors import InputError
 from infocnf.models import InfoCNF
+from infocnf.models.pretrained import default_dtype
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import policy_from_config
 from infocnf.training.config import Config
@@ -59,14 +58,3 @@ def build_model(config: Config, data: Dataset) -> InfoCNF:
             )
         except (ValueError, TypeError) as error:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors of this type, for a while."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

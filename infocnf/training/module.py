@@ -2,8 +2,8 @@
 
 A step is a batch of the whole run: each process takes its share, solves it in micro-batches, adds
 up gradients and figures over examples, and shares both sums with the others at once. So a step does
-not depend on micro-batches or on the number of processes (but for rounding and the steps of the
-solver), and an example that cannot be solved is left out everywhere alike.
+not depend on micro-batches or on the number of processes (but for rounding, the steps of the solver
+and tolerances drawn per batch), and an example that cannot be solved is left out everywhere alike.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class FlowModule(LightningModule):
         number = self.current_epoch * self.order.steps + batch_idx
         total = self.config.training.epochs * self.order.steps
         self.model.policy.begin_step(number / total)
-        # what a policy draws; all other noise belongs to the examples
+        # for a policy of one's own that draws from it; all other noise belongs to the examples
         torch.manual_seed(
             int(combine_seeds(self.config.training.seed, number, self.global_rank)) % 2**63
         )
@@ -229,7 +229,7 @@ class FlowModule(LightningModule):
 
     def improve(self, number: int, sums: Account) -> None:
         """Take the step, unless it is no good."""
-        norm = math.nan
+        norm, gates = math.nan, self.model.policy.gradients()
         if sums.examples:
             norm = average_gradients(
                 self.optimizer.param_groups, sums.examples, self.config.training.clip
@@ -247,15 +247,16 @@ class FlowModule(LightningModule):
         factor = rate_factor(self.config.training, number, self.order.steps) * 0.5**self.halvings
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * factor
-        sums.add({k: v * sums.examples for k, v in self.model.policy.gradients().items()})
         self.optimizer.step()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
         self.streak = 0
         if self.candidate is not None:
             self.good, self.candidate = self.candidate, None
+        if gates:
+            sums.add({**gates, "learning": sums.examples})
         figures = {name: value for name, value in sums.means().items() if value is not None}
         self.model.policy.end_step(figures)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self.latest = {**figures, "gradient_norm": norm, "rate": factor}
 
     @property

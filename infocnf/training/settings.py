@@ -71,8 +71,8 @@ def read_config(source: str, settings: Iterable[str] = ()) -> Config:
 
 
 def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Tables with ``key=value`` settings laid over them."""
-    for setting in settings:
+    """Tables with ``key=value`` settings laid over them; a policy's name before its arguments."""
+    for setting in sorted(settings, key=lambda s: not s.strip().startswith("tolerance.name")):
         key, equals, text = setting.partition("=")
         key = key.strip()
         if not equals:
