@@ -18,7 +18,12 @@ def evaluate(
     tolerance: Tolerance = None,
     batch_size: BatchSize = None,
     learned_tolerances: Annotated[
-        bool, typer.Option("--learned-tolerances", help="Solve at the tolerances of the model.")
+        bool,
+        typer.Option(
+            "--learned-tolerances",
+            help="Solve at the tolerances of the model's policy. Learned per batch, they depend on "
+            "--batch-size.",
+        ),
     ] = False,
     exact_trace: ExactTrace = False,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",

@@ -71,8 +71,13 @@ def read_config(source: str, settings: Iterable[str] = ()) -> Config:
 
 
 def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Tables with ``key=value`` settings laid over them; a policy's name before its arguments."""
-    for setting in sorted(settings, key=lambda s: not s.strip().startswith("tolerance.name")):
+    """Tables with ``key=value`` settings laid over them.
+
+    A policy that is named among the settings has the arguments among them, before or after its
+    name, and none of the tables.
+    """
+    policy: dict[str, Any] = {}
+    for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip()
         if not equals:
@@ -81,12 +86,16 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
         if key not in known and not key.startswith("tolerance."):
             raise InputError(f"no setting is called {key!r}: {suggest(key, known)}")
         value: Any = value_of(text.strip())
+        if key.startswith("tolerance."):
+            policy[key.removeprefix("tolerance.")] = value
+            before = tables.get("tolerance")
+            kept = before if isinstance(before, dict) and "name" not in policy else {}
+            tables = {**tables, "tolerance": {**kept, **policy}}
+            continue
+        if key == "tolerance":
+            policy = {}
         for part in reversed(key.split(".")):
             value = {part: value}
-        if key.startswith("tolerance.") and not isinstance(tables.get("tolerance"), dict):
-            tables = {**tables, "tolerance": {}}
-        if key.startswith("tolerance.") and key != "tolerance.name":
-            value = {"tolerance": merge(tables["tolerance"], value["tolerance"])}
         tables = merge(tables, value)
     return tables
 
