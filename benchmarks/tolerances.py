@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,84 @@ def endings(arms: Sequence[Arm], rounds: int) -> tuple[dict[str, float], dict[st
     return seconds, errors
 
 
+# --------------------------------------------------------------------- what could be gained at best
+
+
+def limits(folder: Path, epsilons: Sequence[float]) -> list[tuple[float, float, float, float]]:
+    """Evaluations at a mean error of at most each epsilon, found by enumeration on a trained model:
+    the best single tolerance, the best one for each block, the best single one under own steps, and
+    the best one for each sample, chosen by one who knows each sample's error beforehand.
+    """
+    ending = Ending.of(folder)
+    few = slice(0, 64)
+    model, x, seeds = ending.model, ending.x[few], ending.seeds[few]
+    labels = {k: y[few] for k, y in ending.y.items()}
+    for number in range(3):  # warm the solver up
+        ending.step(32 * number % EXAMPLES, number)
+
+    @torch.no_grad()
+    def solve(tolerance: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        code = model.encode(x, tolerance=tolerance, seeds=seeds)
+        assert code.stats is not None
+        return code.stats.forward.double(), model.code_log_prob(code, labels).double()
+
+    def own_steps(tolerance: float) -> Tensor:
+        return torch.full((len(x),), tolerance, dtype=torch.float64)
+
+    exact = solve(own_steps(1e-7))[1]
+    scale = model.dimensions * math.log(2.0)
+
+    def weigh(tolerance: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        evaluations, log_prob = solve(tolerance)
+        return evaluations, (log_prob - exact).abs() / scale
+
+    fine = [10.0 ** (-5.0 + i / 8) for i in range(25)]
+    coarse = [10.0 ** (-4.5 + i / 2) for i in range(5)]
+    one = [(float(n), float(e.mean())) for n, e in (weigh(t) for t in fine)]
+    triples = product(coarse, repeat=len(model.flow.blocks))
+    each = [(float(n), float(e.mean())) for n, e in (weigh(list(t)) for t in triples)]
+    each += one
+    counts, errors = (
+        torch.stack(parts) for parts in zip(*(weigh(own_steps(t)) for t in fine), strict=True)
+    )  # (tolerances, samples)
+    own = list(zip(counts.mean(1).tolist(), errors.mean(1).tolist(), strict=True))
+    chosen = []
+    for price in torch.logspace(2, 8, 200).double():
+        best = (counts + price * errors).argmin(0, keepdim=True)
+        pair = (float(values.gather(0, best).mean()) for values in (counts, errors))
+        chosen.append(tuple(pair))
+
+    def cheapest(pairs: Sequence[Sequence[float]], epsilon: float) -> float:
+        return min((nfe for nfe, error in pairs if error <= epsilon), default=math.nan)
+
+    return [
+        tuple(cheapest(pairs, epsilon) for pairs in (one, each, own, chosen))  # type: ignore[misc]
+        for epsilon in epsilons
+    ]
+
+
+LIMITS = """## What could be gained at best
+
+By enumeration, on the models of fixed 1e-5 at the end of training, 64 examples: the fewest forward
+evaluations at which the mean error of log p is at most epsilon. *Per sample* knows the error of
+every sample beforehand, luck included, and chooses among 25 tolerances; no gate could.
+
+| epsilon, bits/dim | one tolerance | one for each block | one, own steps | one for each sample |
+|---|---|---|---|---|
+"""
+
+
+def limits_table(arm: Arm) -> str:
+    """The best that any policy could do, mean and deviation over seeds."""
+    epsilons = (3e-5, 1e-4, 3e-4)
+    found = [limits(folder, epsilons) for folder in arm.folders]
+    lines = []
+    for epsilon, rows_ in zip(epsilons, zip(*found, strict=True), strict=True):
+        cells = [spread(column, ".1f") for column in zip(*rows_, strict=True)]
+        lines.append(f"| {epsilon:g} | {' | '.join(cells)} |")
+    return LIMITS + "\n".join(lines)
+
+
 # ------------------------------------------------------------------------------------- report
 
 
@@ -414,6 +492,7 @@ def main() -> None:
             head,
             machine(),
             table(arms, seconds, errors),
+            limits_table(arms[0]),
             f"![cost over the epochs and learned tolerances](../images/{PICTURE.name})",
             f"Settings of all runs: `{' '.join(COMMON)}`; of the table `tolerance`:\n\n{settings}",
         ],
