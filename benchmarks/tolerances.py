@@ -174,32 +174,15 @@ def call(command: Sequence[str]) -> None:
 
 
 def matched(arms: Sequence[Arm]) -> dict[str, tuple[str, ...]]:
-    """Arms without learning, at what the learned ones came to."""
-    by_name = {arm.name: arm for arm in arms}
-    paper, bound, own = (
-        by_name[f"learned per {kind}"]
-        for kind in (
-            "batch, paper's reward",
-            "batch, error-constrained",
-            "sample, error-constrained",
-        )
-    )
-    return {
-        f"fixed at the mean of the paper's reward, {paper.typical_tolerance():g}": (
-            "name=fixed",
-            f"tolerance={paper.typical_tolerance()}",
-        ),
-        f"fixed at the mean of the constrained one, {bound.typical_tolerance():g}": (
-            "name=fixed",
-            f"tolerance={bound.typical_tolerance()}",
-        ),
-        f"fixed with own steps at the mean of the one per sample, {own.typical_tolerance():g}": (
-            "name=random",
-            "per=sample",
-            "spread=0",
-            f"start={own.typical_tolerance()}",
-        ),
-    }
+    """Fixed tolerances at the mean of what was learned per batch."""
+    found: dict[str, tuple[str, ...]] = {}
+    for arm in arms:
+        if arm.name.startswith("learned per batch"):
+            tolerance = arm.typical_tolerance()
+            reward = arm.name.partition(", ")[2]
+            name = f"fixed {tolerance:.1e}: mean of the one learned per batch, {reward}"
+            found[name] = ("name=fixed", f"tolerance={tolerance}")
+    return found
 
 
 # ----------------------------------------------------------------------- cost and error at the end
