@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ class Ending:
                 labels = {k: y[part] for k, y in self.y.items()}
                 tight = self.model.code_log_prob(code, labels)
             if number > 1:  # the first ones warm the solver up
-                found.append(float((objective.log_prob - tight).abs().mean()))
+                found.append(float((objective.log_prob.detach() - tight).abs().mean()))
         return statistics.fmean(found) / (self.model.dimensions * math.log(2.0))
 
 
@@ -387,40 +387,34 @@ def draw(arms: Sequence[Arm], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    learned = [arm for arm in arms if "learned" in arm.name]
-    figure, axes = plt.subplots(1, 1 + len(learned), figsize=(4 * (1 + len(learned)), 3.6))
-    for arm, style in zip(arms, count(), strict=False):
+    learned = [arm for arm in arms if arm.name.startswith("learned")]
+    figure = plt.figure(figsize=(13.0, 6.4), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.15))
+    cost = left.subplots()
+    for style, arm in enumerate(arms):
         columns = list(zip(*arm.epochs("nfe_forward"), strict=True))
-        axes[0].plot(
+        cost.plot(
             range(1, len(columns) + 1),
             [statistics.fmean(column) for column in columns],
-            label=arm.name.split(",")[0] if "fixed" in arm.name else arm.name,
-            linestyle=("-", "--", ":")[style // 10 % 3],
+            label=arm.name,
+            linestyle="-" if style < 10 else "--",
             color=f"C{style % 10}",
         )
-    axes[0].set(xlabel="epoch", ylabel="forward evaluations per iteration", title="cost")
-    for axis, arm in zip(axes[1:], learned, strict=True):
+    cost.set(xlabel="epoch", ylabel="forward evaluations per iteration", title="cost")
+    left.legend(loc="outside lower center", ncol=1, frameon=False, fontsize=7)
+    for axis, arm in zip(right.subplots(2, 2, sharex=True, sharey=True).flat, learned, strict=True):
         for block in range(arm.blocks):
             columns = list(zip(*arm.epochs(f"tolerance_{block}"), strict=True))
             epochs = range(1, len(columns) + 1)
-            (line,) = axis.plot(
-                epochs, [statistics.fmean(c) for c in columns], label=f"block {block}"
-            )
-            axis.fill_between(
-                epochs,
-                [min(c) for c in columns],
-                [max(c) for c in columns],
-                color=line.get_color(),
-                alpha=0.2,
-            )
-        axis.set(
-            yscale="log", ylim=(8e-7, 1.3e-2), xlabel="epoch", title=arm.name.replace(", ", ",\n")
-        )
-        axis.legend(frameon=False)
-    axes[1].set_ylabel("tolerance")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncol=3, frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0.27, 1, 1))
+            means = [statistics.fmean(column) for column in columns]
+            (line,) = axis.plot(epochs, means, label=f"block {block}")
+            low, high = ([side(column) for column in columns] for side in (min, max))
+            axis.fill_between(epochs, low, high, color=line.get_color(), alpha=0.2)
+        axis.set(yscale="log", ylim=(8e-7, 1.3e-2), title=arm.name)
+        axis.title.set_fontsize(9)
+    right.axes[0].legend(frameon=False)
+    right.supxlabel("epoch", fontsize=9)
+    right.supylabel("tolerance (band: seeds)", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -40,7 +40,7 @@ SETTINGS = {
     "tolerance=-1": "positive and finite, got -1",
     "tolerance=[1e-3]": "3 blocks.*1 tolerances",
     "tolerance.name=lerned": "fixed.*'lerned'",
-    "tolerance.speed=3": "fixed has no 'speed': it has tolerance",
+    "tolerance.speed=3": "budget has no 'speed': it has nfe, error",
     'tolerance={name="learned",alpha="x"}': "alpha: Input should be a valid number, got 'x'",
     'tolerance={name="learned",samples=2.5}': "samples: .*integer, got 2.5",
     'tolerance={name="learned",per="row"}': "batch, sample, got 'row'",

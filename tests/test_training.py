@@ -182,10 +182,11 @@ def test_what_gates_do_is_logged_for_each_block(tmp_path: Path) -> None:
 
 def test_gates_neither_clip_nor_decay_with_the_flow(tmp_path: Path) -> None:
     """The flow's weights after a step do not depend on how loud its gates are."""
-    config = tiny("tolerance.name=learned", "training.weight_decay=0.1")
+    own = ["training.weight_decay=0.1", "training.policy_learning_rate=0.03"]
+    config = tiny("tolerance.name=learned", *own)
     flow, gates = parameter_groups(build_model(config, build_data(config)), config.training)
     assert (flow["weight_decay"], gates["weight_decay"]) == (0.1, 0.0)
-    assert gates["base"] == config.training.policy_learning_rate != flow["base"]
+    assert (flow["base"], gates["base"]) == (config.training.learning_rate, 0.03)
     found = []
     for alpha in (0.1, 1e6):
         own = [f"tolerance.{s}" for s in ("name=learned", f"alpha={alpha}")]
