@@ -3,8 +3,8 @@ r"""The numerical error of a likelihood: how much it changes when it is solved t
 .. math:: \Delta(x) = \big| \log p_{\tau}(x) - \log p_{\tau / 10}(x) \big| ,
 
 with the same probes, so that nothing but the solver differs; a method without error estimate takes
-twice as many steps instead. (It does not see the noise of
-Hutchinson's estimate, which the standard error of an average does.)
+twice as many steps instead. (It does not see the noise of Hutchinson's estimate, which the standard
+error of an average does.)
 """
 
 from __future__ import annotations
