@@ -3,7 +3,7 @@ fields.
 """
 
 from infocnf.ode.gradients import AdjointError
-from infocnf.ode.march import Status
+from infocnf.ode.problem import Status
 from infocnf.ode.solve import Solution, SolveError, Stats, solve
 from infocnf.ode.tableaus import TABLEAUS
 

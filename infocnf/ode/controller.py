@@ -16,55 +16,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Array", "Controller", "State", "error_ratio", "finite", "first_step", "rms"]
+__all__ = [
+    "Array",
+    "Controller",
+    "Flags",
+    "State",
+    "finite",
+    "first_step",
+    "peaks",
+    "relative",
+    "rms",
+    "squares",
+    "to_host",
+]
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 State = tuple[Tensor, ...]
 
 # a last step may exceed its proposal by this much: 1.05**5 is less than the safety leaves free
 STRETCH = 1.05
 
 
-def rms(parts: Sequence[Tensor], individual: bool) -> Tensor:
+def squares(parts: Sequence[Tensor], individual: bool) -> list[Tensor]:
+    """Sum of squares of each part, each ``(lanes,)``, or ``()`` for one lane."""
+    if not individual:
+        flat = [part.reshape(-1) for part in parts]
+        return [torch.dot(vector, vector) for vector in flat]
+    rows = [part.reshape(len(part), -1).square() for part in parts]
+    # a product with ones: summing short rows is slow in PyTorch
+    return [row @ row.new_ones(row.shape[1]) for row in rows]
+
+
+def peaks(sizes: Sequence[Tensor], individual: bool) -> list[Tensor]:
+    """Largest of the absolute values of each part that has any, each ``(lanes,)``, or ``()`` for
+    one lane; NaN and infinity come through.
+    """
+    full = [size for size in sizes if size.numel()]
+    return [size.reshape(len(size), -1).amax(1) if individual else size.amax() for size in full]
+
+
+def rms(parts: Sequence[Tensor], individual: bool) -> Array:
     """Root mean square of each part, the largest over parts: ``(lanes,)``."""
-    full = [part for part in parts if part.numel()] or [parts[0].new_zeros(len(parts[0]), 1)]
-    if individual:
-        norms = [part.reshape(len(part), -1).square().mean(1) for part in full]
-    else:
-        norms = [part.square().mean().reshape(1) for part in full]
-
-    return torch.stack(norms).amax(0).sqrt()
+    lanes = len(parts[0]) if individual else 1
+    sums = to_host(squares(parts, individual))
+    means = [total / max(part.numel() // lanes, 1) for total, part in zip(sums, parts, strict=True)]
+    return np.sqrt(np.maximum.reduce(means))
 
 
-def finite(parts: Sequence[Tensor], individual: bool) -> Tensor:
+def finite(parts: Sequence[Tensor], individual: bool) -> Flags:
     """Whether all numbers of a lane are finite, ``(lanes,)``."""
-    if individual:
-        flags = [part.isfinite().reshape(len(part), -1).all(1) for part in parts]
-    else:
-        flags = [part.isfinite().all().reshape(1) for part in parts]
-
-    return torch.stack(flags).all(0)
+    sizes = [part.abs() for part in parts]
+    return cast("Flags", np.isfinite(to_host(peaks(sizes, individual))).all(0))
 
 
-def error_ratio(error: State, before: State, after: State, individual: bool) -> Tensor:
-    """The ratio :math:`r` for unit tolerance, ``(lanes,)``."""
-    scaled = [
-        e / torch.maximum(y.abs(), y1.abs()).add_(1.0)
-        for e, y, y1 in zip(error, before, after, strict=True)
-    ]
-
-    return rms(scaled, individual)
+def relative(error: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Error in units of one and the larger state, element by element; the states are given as
+    absolute values.
+    """
+    return error / torch.maximum(before, after).add_(1.0)
 
 
-def to_host(values: Tensor) -> Array:
-    """Numbers of a tensor as a double-precision array."""
-    return values.detach().to("cpu", torch.float64).numpy()
+def to_host(values: Sequence[Tensor]) -> Array:
+    """Numbers of tensors of one shape as the rows of a double-precision array, in one transfer."""
+    if values[0].ndim == 0 and values[0].device.type == "cpu":  # a few numbers, already here
+        return np.array([[value.item()] for value in values])
+    rows = torch.stack(list(values)).to("cpu", torch.float64).numpy()
+    return rows.reshape(len(values), -1)
 
 
 @dataclass(frozen=True)
@@ -92,16 +117,20 @@ class Controller:
         """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""
         integral = 1.0 / self.order - 0.75 * self.proportional
         with np.errstate(divide="ignore", invalid="ignore"):
-            raw = self.safety * ratio**-integral * previous**self.proportional
-
-        return np.clip(np.where(np.isfinite(ratio), raw, self.shrink), self.shrink, self.grow)
+            # by logarithms: powers of many lanes are slow in NumPy
+            return self.clip(
+                self.safety
+                * np.exp(self.proportional * np.log(previous) - integral * np.log(ratio))
+            )
 
     def elementary(self, ratio: Array) -> Array:
         """Growth without memory: after a rejection, and for the proposal of a first step."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            raw = self.safety * ratio ** (-1.0 / self.order)
+            return self.clip(self.safety * np.exp(np.log(ratio) / -self.order))
 
-        return np.clip(np.where(np.isfinite(ratio), raw, self.shrink), self.shrink, self.grow)
+    def clip(self, growth: Array) -> Array:
+        """Within the bounds; the lower one for NaN, which a ratio that is none leads to."""
+        return np.minimum(np.fmax(growth, self.shrink), self.grow)
 
     @staticmethod
     def fit(step: Array, remaining: Array) -> Array:
@@ -144,7 +173,7 @@ def first_step(
 
     def size(parts: Sequence[Tensor]) -> Array:
         scaled = [part / scale for part, scale in zip(parts, scales, strict=True)]
-        return to_host(rms(scaled, individual)) / tolerance
+        return rms(scaled, individual) / tolerance
 
     with np.errstate(all="ignore"):
         d0, d1 = size(y[:controlled]), size(k[:controlled])

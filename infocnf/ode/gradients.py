@@ -14,8 +14,10 @@ r"""How a solve is differentiated.
         + \sum_i \Big(\frac{\partial f}{\partial \theta}\Big)_{\!i}^{\!\top} \kappa_i .
 
     This is the gradient of the discrete solution, the same as ``backprop`` gives, because step
-    sizes are constants in both. Autograd records the field at the stages of one step at a time; the
-    combinations above are plain sums.
+    sizes are constants in both. The increments :math:`h k_i` of a step are kept with the state
+    before it, so that any stage can be rebuilt by a sum and autograd records the field at one stage
+    at a time: the peak is the graph of one evaluation, and a step costs as many evaluations again
+    as it has stages.
 ``adjoint``
     Solves :math:`\dot a = -a^\top \partial f/\partial y`, :math:`\dot g_\theta = -a^\top \partial
     f/\partial \theta` backward in time beside the state. Memory does not grow with the steps. The
@@ -36,9 +38,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import Array, State
-from infocnf.ode.march import Arrival, March, Status, Step
-from infocnf.ode.pullback import Job, Pull, Select, put_rows, rows_of, unhooked
-from infocnf.ode.steps import advance, combine, stage_times, step_size
+from infocnf.ode.march import March
+from infocnf.ode.problem import Arrival, Status, Step
+from infocnf.ode.pullback import Job, Pull, put_rows, rows_of, unhooked
+from infocnf.ode.steps import Layout, add_rows, stage_times
 
 __all__ = ["GRADIENTS", "AdjointError", "run"]
 
@@ -58,21 +61,24 @@ def run(job: Job, y: State, context: State, parameters: State, gradient: str) ->
 
 
 class _Checkpoint(torch.autograd.Function):
-    """States between accepted steps are kept; each step is recomputed to be pulled back."""
+    """States before accepted steps are kept, with the increments of their stages; each stage is
+    recomputed to be pulled back.
+    """
 
     @staticmethod
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
         y, context, _ = job.split(tensors)
-        trail: list[tuple[Step, State]] = []
+        needed = job.problem.table.result_stages - 1
+        trail: list[tuple[Step, Tensor, Tensor]] = []
 
-        def remember(step: Step, select: Select, before: State, *_: object) -> None:
-            trail.append((step, select(before)))
+        def remember(step: Step, before: Tensor, increments: Tensor, _: State) -> None:
+            trail.append((step, before, increments[:needed].clone()))
 
         final = job.finish(March(job.problem, y, context, remember).run(), y)
-        ctx.job, ctx.steps = job, [step for step, _ in trail]
+        ctx.job, ctx.steps, ctx.layout = job, [step for step, *_ in trail], Layout(y)
         # saved the regular way, so that autograd frees them after use and refuses tensors that were
         # changed in place meanwhile
-        ctx.save_for_backward(*tensors, *(part for _, before in trail for part in before))
+        ctx.save_for_backward(*tensors, *(kept for _, *pair in trail for kept in pair))
         return final
 
     @staticmethod
@@ -80,15 +86,19 @@ class _Checkpoint(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         job: Job = ctx.job
         saved = ctx.saved_tensors
-        sources = len(saved) - job.parts * len(ctx.steps)
-        states = batched(saved[sources:], job.parts)
+        sources = len(saved) - 2 * len(ctx.steps)
+        befores, increments = saved[sources::2], saved[sources + 1 :: 2]
         _, context, parameters = job.split(saved[:sources])
         pull = Pull(job, context, parameters)
 
         cotangent = answered(job, cotangents)
         with unhooked(parameters):
-            for step, before in reversed(list(zip(ctx.steps, states, strict=True))):
-                pulled = pull.through(step, before, rows_of(cotangent, step.rows))
+            for step, before, rows in reversed(
+                list(zip(ctx.steps, befores, increments, strict=True))
+            ):
+                layout = ctx.layout if step.rows is None else ctx.layout.resized(len(step.rows))
+                moved = rows_of(cotangent, step.rows)
+                pulled = pull.through(step, before, rows, moved, layout)
                 cotangent = pulled if step.rows is None else put_rows(cotangent, step.rows, pulled)
 
         return None, *cotangent, *pull.collected
@@ -116,11 +126,6 @@ class _Adjoint(torch.autograd.Function):
             cotangent, collected = system.solve(final, cotangents)
 
         return None, *cotangent, *collected
-
-
-def batched(tensors: Sequence[Tensor], size: int) -> list[State]:
-    """Tensors in groups of ``size``."""
-    return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
 
 
 def answered(job: Job, cotangents: State) -> State:
@@ -186,23 +191,20 @@ class AdjointSystem:
 
         return self.pack(tuple(s.detach() for s in slopes), tuple(-p for p in pulled), gradients)
 
-    def integrate(
-        self, step: Step, select: Select, before: State, slopes: list[State], context: State
-    ) -> None:
+    def integrate(self, step: Step, before: Tensor, increments: Tensor, context: State) -> None:
         """Quadrature of the parameters' gradient over an accepted step, from the stages of the
         step.
         """
-        table = self.problem.table
-        before, context = select(before), select(context)
-        slopes = [select(slope) for slope in slopes]
-        times = stage_times(table, step.t, step.h, before[0], True)
-        h = step_size(step.h, before[0], True)
-        assert self.rows is not None
+        assert self.rows is not None and step.rows is not None
+        table, layout = self.problem.table, self.layout.resized(len(step.rows))
+        like = layout.parts(before)[0]
+        times, steps = stage_times(table, step.t, step.h, layout, like, True)
+        _, scales, _ = self.unpack(tuple(steps))
         for i, weight in enumerate(table.b):
             if weight == 0.0:
                 continue
-            y, a, _ = self.unpack(advance(before, h, table.a[i], slopes))
-            weighted = tuple(combine(h, [-weight], [part]) for part in a)
+            y, a, _ = self.unpack(layout.parts(add_rows(before, increments, table.a[i])))
+            weighted = tuple(part * h * -weight for part, h in zip(a, scales, strict=True))
             _, outputs = self.pull.record(times[i], y, context)
             _, found = self.pull.product(outputs, weighted, (), self.parameters)
             self.pull.collect(None, [None] * self.job.contexts + found)
@@ -226,6 +228,7 @@ class AdjointSystem:
         context = rows_of(self.context, rows)
         gradients = [torch.zeros_like(self.sources(context)[i]) for i in self.live]
         state = self.pack(rows_of(final, rows), rows_of(cotangents, rows), gradients)
+        self.layout = Layout(state)
         listener = self.integrate if problem.individual and self.parameters else None
         arrival = March(backward, state, context, listener).run()
         self.job.count(rows, torch.from_numpy(arrival.evaluations))

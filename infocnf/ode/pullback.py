@@ -4,7 +4,7 @@ get.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from infocnf.ode.controller import State
-from infocnf.ode.march import Arrival, Problem, Step
-from infocnf.ode.steps import advance, combine, stage_times, step_size
+from infocnf.ode.problem import Arrival, Problem, Step
+from infocnf.ode.steps import Increments, Layout, add_rows, stage_times
 
-__all__ = ["Job", "Pull", "Select", "put_rows", "rows_of", "unhooked"]
-
-Select = Callable[[State], State]
+__all__ = ["Job", "Pull", "put_rows", "rows_of", "unhooked"]
 
 
 @dataclass
@@ -134,30 +132,37 @@ class Pull:
             else:
                 total.add_(gradient)
 
-    def through(self, step: Step, before: State, cotangent: State) -> State:
-        """Pull the cotangent of a step's result back to the state before it."""
+    def through(
+        self, step: Step, before: Tensor, increments: Tensor, cotangent: State, layout: Layout
+    ) -> State:
+        """Pull the cotangent of a step's result back to the state before it.
+
+        Arguments:
+            step: The step.
+            before: Flat state before it, ``(N,)``.
+            increments: Those of all stages but the last that counts, ``(stages - 1, N)``.
+            cotangent: Of its result.
+            layout: Form of the state.
+        """
         problem, table = self.job.problem, self.job.problem.table
-        times = stage_times(table, step.t, step.h, before[0], problem.individual)
-        h = step_size(step.h, before[0], problem.individual)
+        times, scales = stage_times(table, step.t, step.h, layout, cotangent[0], problem.individual)
         context = self.leaves(rows_of(self.context, step.rows), self.context)
         count = table.result_stages
-
-        recorded: list[tuple[State, State]] = []
-        slopes: list[State] = []
-        for i in range(count):
-            stage = advance(before, h, table.a[i], slopes)
-            recorded.append(self.record(times[i], stage, context))
-            slopes.append(tuple(slope.detach() for slope in recorded[-1][1]))
         self.job.count(step.rows, count)
 
-        products: list[State] = []  # of the last stage first
+        flat = layout.flatten(cotangent)
+        pulled = Increments(layout, count, flat)  # the products mu, of the last stage first
         for i in reversed(range(count)):
+            done = count - 1 - i
             weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
-            parts = zip(cotangent, *products, strict=True)
-            kappa = tuple(combine(h, [table.b[i], *weights], part) for part in parts)
-            leaves, outputs = recorded.pop()
-            pulled, gradients = self.product(outputs, kappa, leaves, [*context, *self.parameters])
-            products.append(pulled)
+            kappa = layout.parts(pulled.add_to(flat * table.b[i], weights))
+            stage = layout.parts(add_rows(before, increments, table.a[i]))
+            leaves, outputs = self.record(times[i], stage, context)
+            scaled = tuple(part * h for part, h in zip(kappa, scales, strict=True))
+            products, gradients = self.product(
+                outputs, scaled, leaves, [*context, *self.parameters]
+            )
+            pulled.put(done, products)
             self.collect(step.rows, gradients)
 
-        return advance(cotangent, 1.0, [1.0] * count, products)
+        return layout.parts(pulled.add_to(flat, [1.0] * count))

@@ -12,7 +12,6 @@ tensor(True)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,7 +29,7 @@ from infocnf.ode.checks import (
 )
 from infocnf.ode.controller import State
 from infocnf.ode.gradients import run
-from infocnf.ode.march import Arrival, Problem, Status
+from infocnf.ode.problem import Arrival, Problem, Status
 from infocnf.ode.pullback import Job
 from infocnf.ode.steps import Field
 from infocnf.ode.tableaus import tableau
@@ -212,31 +211,41 @@ def account(
 def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) -> Field:
     """The field as ``(t, state, context) -> slopes`` on tuples, its slopes checked for shape."""
     device = y[0].device.type
-    autocast = torch.is_autocast_enabled(device)
-    precision = torch.get_autocast_dtype(device) if autocast else None
+    precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    first = True
 
     def normal(t: Tensor, state: State, context: State) -> State:
-        before = [None if part.is_inference() else part._version for part in state]
-        with torch.autocast(device, precision) if autocast else nullcontext():  # in gradients, too
+        nonlocal first
+        before = versions(state) if first else []
+        if precision is None:
             slopes = field(t, state[0] if single else state, *context)
+        else:
+            with torch.autocast(device, precision):  # in gradients, too
+                slopes = field(t, state[0] if single else state, *context)
         result = (slopes,) if isinstance(slopes, Tensor) else tuple(slopes)
 
-        found, wanted = ([(tuple(x.shape), x.dtype) for x in parts] for parts in (result, state))
-        if found != wanted:
+        found = [(k.shape, k.dtype) for k in result]
+        if found != [(part.shape, part.dtype) for part in state]:
             raise ValueError(
-                f"the field returned {describe(found)} for a state of {describe(wanted)}"
+                f"the field returned {describe(result)} for a state of {describe(state)}"
             )
-        after = [None if part.is_inference() else part._version for part in state]
-        if before != after:
+        if first and before != versions(state):
             raise ValueError("the field changes its input in place: use operations that do not")
+        first = False
         return result
 
     return normal
 
 
-def describe(parts: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
+def versions(state: State) -> list[int]:
+    """How often each part has been written to; not known of tensors of inference mode."""
+    return [-1 if part.is_inference() else part._version for part in state]
+
+
+def describe(parts: State) -> str:
     """Shapes and types in words."""
-    return ", ".join(f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in parts)
+    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in parts)
 
 
 def refuse_hidden_gradients(field: Field, known: State) -> Field:

@@ -16,6 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["TABLEAUS", "Tableau", "tableau"]
 
 
@@ -43,6 +46,11 @@ class Tableau:
     def adaptive(self) -> bool:
         """Whether the method estimates its own error."""
         return bool(self.e)
+
+    @cached_property
+    def nodes(self) -> NDArray[np.float64]:
+        """The stage times :math:`c` as an array."""
+        return np.array(self.c)
 
     @cached_property
     def fsal(self) -> bool:
