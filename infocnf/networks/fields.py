@@ -48,10 +48,10 @@ class LayeredField(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
         """Slopes ``(batch, ...)`` of states ``(batch, ...)``."""
-        value, _ = ACTIVATIONS[self.activation]
+        phi = ACTIVATIONS[self.activation]
         h = z
         for layer in self.layers[:-1]:
-            h = value(layer(t, h))[0]
+            h = phi.value(layer(t, h))
 
         return self.layers[-1](t, h)
 
