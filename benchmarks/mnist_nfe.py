@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.measure import machine, publish
-from benchmarks.peers import Augmented
 from infocnf import InfoCNF
+from infocnf.bench.measure import machine, publish
+from infocnf.bench.peers import Augmented
 from infocnf.flows import ContinuousBlock
 from infocnf.objectives import likelihood_objective
 from infocnf.ode.divergence import draw_probes

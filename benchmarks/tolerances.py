@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import interleaved, machine, median, publish
+from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.models import InfoCNF
 from infocnf.objectives import likelihood_objective
 from infocnf.ode.streams import combine_seeds

@@ -10,7 +10,7 @@ import torch
 from problems import Counted, Swirl, stiffness
 from torch import Tensor, nn
 
-from benchmarks.measure import allocated
+from infocnf.bench.measure import allocated
 from infocnf.ode import solve
 
 GRADIENTS = ["backprop", "checkpoint", "adjoint"]

@@ -25,7 +25,8 @@ CORE = list(BELOW)
 BELOW["data"] = set(CORE) - {"objectives"}
 BELOW["training"] = BELOW["evaluation"] = {*CORE, "data"}
 BELOW["reports"] = {*CORE, "data", "training", "evaluation"}
-BELOW["cli"] = {*CORE, "data", "training", "evaluation", "reports"}
+BELOW["bench"] = {*CORE, "data", "training", "evaluation", "reports"}
+BELOW["cli"] = {*BELOW["bench"], "bench"}
 EVERYWHERE = {"errors", "files", "processes"}
 ALLOWED = {"torch", "numpy", "infocnf"}
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infocnf.cli.bench import bench
 from infocnf.cli.data import data
 from infocnf.cli.evaluate import evaluate
 from infocnf.cli.predict import predict
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, sample, predict, report):
+for command in (train, evaluate, sample, predict, report, bench):
     app.command()(command)
 app.add_typer(data, name="data")
 

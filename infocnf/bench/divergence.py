@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from benchmarks.measure import interleaved, median
+from infocnf.bench.context import Context
+from infocnf.bench.measure import interleaved, median
 from infocnf.networks import ConvField
 from infocnf.ode.divergence import divergence
 
@@ -32,8 +34,8 @@ def forward(field: torch.nn.Module, t: Tensor, z: Tensor, probe: Tensor) -> tupl
     return slopes, (pushed * probe[0]).flatten(1).sum(1)
 
 
-def section(rounds: int = 15) -> str:
-    """Markdown table."""
+def section(context: Context) -> str:
+    """Markdown of this part."""
     lines = [
         "Field with divergence and its gradient: four convolutions, 32 channels.\n",
         "| images | stacked / reverse | stacked / PyTorch's forward mode |",
@@ -45,17 +47,21 @@ def section(rounds: int = 15) -> str:
         z, probe = torch.randn(shape), torch.randn(1, *shape).sign()
 
         def run(
-            product: Product, field: torch.nn.Module = field, z: Tensor = z, e: Tensor = probe
+            product: Product,
+            _: int,
+            field: torch.nn.Module = field,
+            z: Tensor = z,
+            e: Tensor = probe,
         ) -> None:
             leaf = z.clone().requires_grad_()
             slopes, trace = product(field, torch.tensor(0.3), leaf, e)
             torch.autograd.grad(slopes.sum() + trace.sum(), [leaf, *field.parameters()])
 
         products = {"stacked": stacked, "reverse": reverse, "forward": forward}
-        seconds = interleaved({n: lambda _, p=p: run(p) for n, p in products.items()}, rounds)
+        seconds = interleaved({n: partial(run, p) for n, p in products.items()}, context.rounds(15))
         base = median(seconds["stacked"])
         ratios = [base / median(seconds[name]) for name in ("reverse", "forward")]
         lines.append(f"| {'x'.join(map(str, shape))} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-        print(lines[-1], flush=True)
+        context.say(lines[-1])
 
     return "\n".join(lines)

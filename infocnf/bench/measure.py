@@ -8,12 +8,15 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from infocnf import __version__
+from infocnf.files import write
 
 
 def interleaved(
@@ -61,21 +64,47 @@ def allocated(function: Callable[[], object]) -> tuple[int, int]:
 def machine() -> str:
     """What this was measured with."""
     found = []
-    for package in ("torch", "torchdiffeq", "torchode", "numpy"):
+    for package in ("torch", "torchdiffeq", "torchode", "zuko", "diffrax", "jax", "numpy"):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"{package} not installed: skipped")
     return (
-        f"Python {platform.python_version()}, {', '.join(found)}; {platform.machine()}, "
-        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"infocnf {__version__}, Python {platform.python_version()}, {', '.join(found)}; "
+        f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}."
     )
 
 
+def processor() -> str:
+    """Name of the processor, where the system tells it."""
+    listing = Path("/proc/cpuinfo")
+    for line in listing.read_text().splitlines() if listing.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+NOTES = "<!-- what follows is written by hand -->"
+
+
 def publish(path: Path, parts: list[str]) -> None:
-    """What has been measured so far; notes written by hand below the mark are kept."""
-    mark = "<!-- what follows is written by hand -->"
+    """A page of what has been measured so far; notes written by hand below their mark are kept."""
     old = path.read_text() if path.exists() else ""
-    notes = old[old.index(mark) :] if mark in old else mark + "\n"
-    path.write_text("\n\n".join(part.strip() for part in parts) + "\n\n" + notes)
+    notes = old[old.index(NOTES) :] if NOTES in old else NOTES + "\n"
+    page = "\n\n".join([*(part.strip() for part in parts), notes])
+    write(path, page.encode())
+
+
+def publish_part(path: Path, head: str, name: str, text: str, order: Iterable[str]) -> None:
+    """Put one part into a page, between marks of its name, in its place among the others."""
+    old = path.read_text() if path.exists() else ""
+    parts = {other: between(old, other) for other in order} | {name: text.strip()}
+    marked = [f"<!-- {n} -->\n\n{part}\n\n<!-- end -->" for n, part in parts.items() if part]
+    publish(path, [head, *marked])
+
+
+def between(page: str, name: str) -> str:
+    """What stands between the marks of a part, if anything."""
+    mark = f"<!-- {name} -->"
+    return page.split(mark, 1)[1].split("<!-- end -->", 1)[0].strip() if mark in page else ""

@@ -1,0 +1,82 @@
+"""Part (d): evaluation where a few samples are stiff."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from infocnf.bench.contenders import densities, density
+from infocnf.bench.context import Context
+from infocnf.bench.curves import cheapest, plot, sweep, table, with_peaks
+from infocnf.flows import Chain, ContinuousBlock
+from infocnf.networks import DenseField
+
+__all__ = ["section", "stiff_flow", "stiff_samples"]
+
+TARGET = 1e-3
+TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+OURS, SHARED = "infocnf, individual steps", "infocnf, shared steps"
+FEATURES, STIFF, RATE = 8, 0.05, 20.0
+
+INTRODUCTION = f"""\
+Log-likelihood of 1,000 samples of {FEATURES} numbers under a flow whose field turns
+{RATE:g} times faster for {STIFF:.0%} of them (its last coordinate says how fast, and stays).
+Individual steps with removal cost the sum of what the samples need; shared steps cost all samples
+what the stiffest needs. Evaluations are means over samples."""
+
+
+class Paced(nn.Module):
+    """A field that is faster for samples whose last coordinate is larger, and leaves that alone."""
+
+    def __init__(self, field: nn.Module) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        """Slopes ``(batch, features)``."""
+        pace = z[:, -1:]
+        return torch.cat([self.field(t, z[:, :-1]) * pace, torch.zeros_like(pace)], 1)
+
+
+def stiff_flow() -> Chain:
+    """One block with such a field, its weights grown as in training."""
+    torch.manual_seed(0)
+    field = DenseField(FEATURES - 1, (64, 64, 64))
+    with torch.no_grad():
+        for parameter in field.parameters():
+            parameter.mul_(1.5)
+    return Chain([ContinuousBlock(Paced(field), (FEATURES,), trace="hutchinson")])
+
+
+def stiff_samples(count: int) -> Tensor:
+    """Samples, the first few of them stiff."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, FEATURES, generator=generator)
+    x[:, -1] = 1.0
+    x[: round(STIFF * count), -1] = RATE
+    return x
+
+
+def section(context: Context) -> str:
+    """Markdown of this part."""
+    flow, x = stiff_flow(), stiff_samples(100 if context.quick else 1000)
+    truth = density(copy.deepcopy(flow).double(), x.double(), stepping="individual")(1e-10).values
+
+    def error(values: Tensor) -> float:
+        return float((values.double() - truth).square().mean().sqrt())
+
+    made = densities(flow, x, context.say)
+    curves = sweep(made, context.few(TOLERANCES), error, context.rounds(5), context.say)
+    curves = with_peaks(curves, made, TARGET)
+    plot(context.pictures / "bench-stiff.png", {"5 % stiff samples": curves}, "error of log p")
+
+    parts = [INTRODUCTION, table(curves, OURS, TARGET, "error of log p, nats")]
+    own, shared = (cheapest(curves[name], TARGET) for name in (OURS, SHARED))
+    if own is not None and shared is not None:
+        parts.append(
+            f"Shared steps need {shared.forward / own.forward:.1f} times the evaluations of "
+            f"individual ones here."
+        )
+    return "\n\n".join([*parts, "![Work-precision, stiff samples](../images/bench-stiff.png)"])
