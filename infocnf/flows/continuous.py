@@ -161,6 +161,7 @@ class ContinuousBlock(Bijection):
             first_step=self.first_step * growth if warm and self.first_step else None,
             passengers=max(len(state) - 2, 0),
             context=context,
+            drift=self.dynamics.field if with_log_det else None,
             **solver,
         )
         traversal.solves.append(BlockSolve(self.index, choice, solution))

@@ -224,6 +224,7 @@ class AdjointSystem:
             tolerance=problem.tolerance[self.done],
             controlled=2 * problem.controlled,
             first=None,
+            drift=None,
         )
         context = rows_of(self.context, rows)
         gradients = [torch.zeros_like(self.sources(context)[i]) for i in self.live]

@@ -137,7 +137,7 @@ class March:
             self.work = Increments(self.layout, table.stages, self.flat, graph)
         times, scales = stage_times(table, live.t, h, self.layout, self.y[0], problem.individual)
         after, slopes = take_step(
-            problem.field, table, times, scales, self.flat, first, self.context, self.work
+            problem.field_of, table, times, scales, self.flat, first, self.context, self.work
         )
         self.evaluations += table.stages - 1
 

@@ -61,6 +61,7 @@ class Problem:
         max_steps: Attempts after which a lane is given up.
         steps: Number of equal steps of a method without error estimate, else 0.
         first: First steps to try ``(lanes,)``, unsigned, or None to estimate them.
+        drift: The field without the slopes of the integrals, for stages that have no weight.
     """
 
     field: Field
@@ -73,6 +74,13 @@ class Problem:
     max_steps: int
     steps: int = 0
     first: Array | None = None
+    drift: Field | None = None
+
+    def field_of(self, stage: int) -> Field:
+        """The field as a stage of a step needs it."""
+        if self.drift is not None and self.table.silent[stage]:
+            return self.drift
+        return self.field
 
     @property
     def span(self) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infocnf.ode.controller import State
 from infocnf.ode.problem import Arrival, Problem, Step
-from infocnf.ode.steps import Increments, Layout, add_rows, stage_times
+from infocnf.ode.steps import Field, Increments, Layout, add_rows, stage_times
 
 __all__ = ["Job", "Pull", "put_rows", "rows_of", "unhooked"]
 
@@ -98,11 +98,13 @@ class Pull:
             s.detach().requires_grad_(o.requires_grad) for s, o in zip(state, like, strict=True)
         )
 
-    def record(self, t: Tensor, y: State, context: State) -> tuple[State, State]:
+    def record(
+        self, t: Tensor, y: State, context: State, field: Field | None = None
+    ) -> tuple[State, State]:
         """The field at ``y`` with its graph: the leaves and the slopes."""
         with torch.enable_grad():
             leaves = tuple(part.detach().requires_grad_() for part in y)
-            return leaves, self.job.problem.field(t, leaves, context)
+            return leaves, (field or self.job.problem.field)(t, leaves, context)
 
     def product(
         self, slopes: State, cotangent: State, leaves: State, sources: Sequence[Tensor]
@@ -157,7 +159,7 @@ class Pull:
             weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
             kappa = layout.parts(pulled.add_to(flat * table.b[i], weights))
             stage = layout.parts(add_rows(before, increments, table.a[i]))
-            leaves, outputs = self.record(times[i], stage, context)
+            leaves, outputs = self.record(times[i], stage, context, problem.field_of(i))
             scaled = tuple(part * h for part, h in zip(kappa, scales, strict=True))
             products, gradients = self.product(
                 outputs, scaled, leaves, [*context, *self.parameters]

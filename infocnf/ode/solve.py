@@ -120,6 +120,7 @@ def solve(
     passengers: int = 0,
     context: Sequence[Tensor] = (),
     parameters: Iterable[Tensor] | None = None,
+    drift: Callable[..., Tensor] | None = None,
 ) -> Solution:
     r"""Solve an initial value problem for a batch.
 
@@ -144,6 +145,9 @@ def solve(
         context: Tensors the field needs, one row per sample, handed to it for the samples still on
             their way.
         parameters: Tensors whose gradients are wanted; those of ``field`` when it is a module.
+        drift: Where all tensors of the state but the first are integrals that the field does not
+            read: called as ``drift(t, state[0])``, the slopes of the first alone. Stages without
+            weight in the result take it, which saves the others' slopes.
     """
     single = isinstance(state, Tensor)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
@@ -173,6 +177,7 @@ def solve(
         first=first_step
         if first_step is None
         else check_positive("first_step", first_step, lanes, individual),
+        drift=None if drift is None else normal_form(first_alone(drift), single, y),
     )
     job = Job(problem, len(y), len(context), torch.zeros(lanes, dtype=torch.int64))
     final = run(job, y, tuple(context), sources, gradient)
@@ -236,6 +241,15 @@ def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) ->
         return result
 
     return normal
+
+
+def first_alone(drift: Callable[..., Tensor]) -> Callable[..., State]:
+    """A field that gives the slopes of the first tensor, and zeros for the integrals."""
+
+    def field(t: Tensor, state: State, *_: Tensor) -> State:
+        return drift(t, state[0]), *(torch.zeros_like(part) for part in state[1:])
+
+    return field
 
 
 def versions(state: State) -> list[int]:

@@ -184,7 +184,7 @@ def stage_times(
 
 
 def take_step(
-    field: Field,
+    field_of: Callable[[int], Field],
     table: Tableau,
     times: Sequence[Tensor],
     scales: Scales,
@@ -200,7 +200,7 @@ def take_step(
     work.put(0, first, scales)
     for i in range(1, table.stages):
         reached = work.add_to(flat, table.a[i])
-        slopes = field(times[i], work.layout.parts(reached), context)
+        slopes = field_of(i)(times[i], work.layout.parts(reached), context)
         work.put(i, slopes, scales)
     if not table.fsal:
         reached = work.add_to(flat, table.b)

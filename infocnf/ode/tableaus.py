@@ -59,6 +59,14 @@ class Tableau:
         """
         return self.a[-1] == self.b[:-1] and self.b[-1] == 0.0
 
+    @cached_property
+    def silent(self) -> tuple[bool, ...]:
+        """Which stages have no weight in the result nor in the error, and serve later stages only:
+        the second of dopri5.
+        """
+        weights = zip(self.b, self.e or self.b, strict=True)
+        return tuple(b == 0.0 and e == 0.0 for b, e in weights)
+
     @property
     def stages(self) -> int:
         """Stages of a step; each new attempt evaluates one less when ``fsal``."""
