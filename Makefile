@@ -26,8 +26,8 @@ check: .venv/installed  ## format, lint, types, layers and doctests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py --doctest-modules infocnf
 
-bench: .venv/bench  ## measure against torchdiffeq and torchode; writes docs/results/benchmarks.md
-	$(BIN)/python -m benchmarks
+bench: .venv/bench  ## measure against torchdiffeq, torchode, zuko and diffrax (an hour)
+	$(BIN)/infocnf bench --out docs
 
 clean:  ## remove what was installed and made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs  # runs are yours: kept

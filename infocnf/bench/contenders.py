@@ -105,9 +105,9 @@ def gradients(flow: nn.Module, x: Tensor, say: Callable[[str], None]) -> dict[st
         f"infocnf, {gradient}": iteration(copy.deepcopy(flow), x, gradient)
         for gradient in ("checkpoint", "backprop", "adjoint")
     }
-    made["infocnf, checkpoint, bosh3"] = iteration(
-        copy.deepcopy(flow), x, "checkpoint", method="bosh3"
-    )
+    for gradient in ("checkpoint", "backprop"):
+        low = iteration(copy.deepcopy(flow), x, gradient, method="bosh3")
+        made[f"infocnf, {gradient}, bosh3"] = low
     return made | peers(flow, lambda other: iteration(other, x, "backprop"), say)
 
 

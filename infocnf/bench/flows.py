@@ -93,6 +93,7 @@ FLOWS = {
     "43-D": Recipe(components, {"blocks": 2, "hidden": (128, 128)}, 200, 256),
     "8x8": Recipe(images(8), IMAGE, 250, 64),
     "28x28": Recipe(images(28), IMAGE, 120, 16),
+    "28x28, untrained": Recipe(images(28), IMAGE, 0, 16),
 }
 
 
@@ -104,6 +105,8 @@ def prepare(name: str, folder: Path, say: Callable[[str], None]) -> Bench:
     train, test = data[: len(data) * 3 // 4], data[len(data) * 3 // 4 :]
     flow = InfoCNF(tuple(data.shape[1:]), **recipe.arguments).flow
     kept = folder / f"flow-{name}-{recipe.steps}.safetensors"
+    if not recipe.steps:
+        return Bench(flow, test)
     if kept.exists():
         flow.load_state_dict(load_file(kept))
         return Bench(flow, test)

@@ -34,13 +34,15 @@ def load() -> tuple[Any, Any, Any]:
     return jax, jax.numpy, diffrax
 
 
-def integrate(diffrax: Any, field: Any, state: Any, span: float, args: Any, tolerance: Any) -> Any:
+def integrate(field: Any, state: Any, span: float, args: Any, tolerance: Any) -> Any:
     """Final state and number of steps."""
+    jax, jnp, diffrax = load()
+    dtype = jax.tree_util.tree_leaves(state)[0].dtype
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri5(),
-        t0=0.0,
-        t1=span,
+        t0=jnp.asarray(0.0, dtype),  # a bare number would be double, and make all else so
+        t1=jnp.asarray(span, dtype),
         dt0=None,
         y0=state,
         args=args,
@@ -57,20 +59,20 @@ def system(
     """A small system, each sample with its own steps; ``make`` builds the field of a sample from
     JAX's NumPy.
     """
-    jax, jnp, diffrax = load()
+    jax, jnp, _ = load()
     field = make(jnp)
     y0 = jnp.asarray(start.numpy())
 
     @jax.jit
     def solve(y0: Any, tolerance: Any) -> Any:
         def one(y: Any) -> Any:
-            end, steps = integrate(diffrax, lambda t, y, _: field(t, y), y, span, None, tolerance)
+            end, steps = integrate(lambda t, y, _: field(t, y), y, span, None, tolerance)
             return end[0], steps
 
         return jax.vmap(one)(y0)
 
     def run(tolerance: float) -> Outcome:
-        ends, steps = jax.block_until_ready(solve(y0, tolerance))
+        ends, steps = jax.block_until_ready(solve(y0, y0.dtype.type(tolerance)))
         # all samples are evaluated until the last is done
         return Outcome(torch.tensor(np.asarray(ends)), STAGES * float(steps.max()) + 2)
 
@@ -81,7 +83,7 @@ class Translated:
     """A flow of this package as a function of its weights in JAX."""
 
     def __init__(self, flow: nn.Module, x: Tensor) -> None:
-        self.jax, self.jnp, self.diffrax = load()
+        self.jax, self.jnp, _ = load()
         assert isinstance(flow, ScaledFlow)
         self.scales: list[
             list[Any]
@@ -172,9 +174,7 @@ class Translated:
                 else:
                     state = (x, jnp.zeros(batch, x.dtype))
                     args = (weights[step], self.probes[step])
-                    ends, count = integrate(
-                        self.diffrax, self.augmented, state, 1.0, args, tolerance
-                    )
+                    ends, count = integrate(self.augmented, state, 1.0, args, tolerance)
                     x, log_det, total = ends[0][0], log_det + ends[1][0], total + count
             kept = x
             if place < len(self.scales) - 1:
@@ -195,7 +195,9 @@ def density(flow: nn.Module, x: Tensor) -> Contender:
         return -0.5 * (z * z).sum(1) + log_det, steps
 
     def run(tolerance: float) -> Outcome:
-        found, steps = made.jax.block_until_ready(log_prob(made.weights, tolerance))
+        found, steps = made.jax.block_until_ready(
+            log_prob(made.weights, data.dtype.type(tolerance))
+        )
         evaluations = STAGES * float(steps) + 2 * len(made.weights)
         return Outcome(torch.tensor(np.asarray(found)), evaluations)
 
@@ -218,7 +220,9 @@ def iteration(flow: nn.Module, x: Tensor) -> Contender:
     order = [name for name, _ in flow.named_parameters()]
 
     def run(tolerance: float) -> Outcome:
-        found, steps = made.jax.block_until_ready(differentiate(made.weights, tolerance))
+        found, steps = made.jax.block_until_ready(
+            differentiate(made.weights, data.dtype.type(tolerance))
+        )
         leaves = [np.asarray(leaf).ravel() for block in found for pair in block for leaf in pair]
         by_name = dict(zip(made.names, leaves, strict=True))
         vector = np.concatenate([by_name[name] for name in order])

@@ -47,6 +47,7 @@ tolerances (more than 1: slower than the row in bold).
 def run(
     names: Sequence[str],
     folder: Path,
+    work: Path,
     say: Callable[[str], None],
     *,
     threads: int = 2,
@@ -54,6 +55,7 @@ def run(
 ) -> Path:
     """Measure the parts named, or all, and write ``results/benchmarks.md`` and
     ``images/bench-*.png`` below the folder; parts that were measured before and are not named stay.
+    Trained flows are kept in ``work``.
     """
     unknown = [name for name in names if name not in PARTS]
     if unknown:
@@ -62,7 +64,7 @@ def run(
     page, pictures = folder / "results" / "benchmarks.md", folder / "images"
     for place in (page.parent, pictures):
         place.mkdir(parents=True, exist_ok=True)
-    context = Context(folder / "bench-flows", pictures, say, quick)
+    context = Context(work, pictures, say, quick)
     for name in names or PARTS:
         title, section = PARTS[name]
         say(f"== {title}")

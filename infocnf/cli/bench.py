@@ -21,6 +21,9 @@ def bench(
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Folder of results/benchmarks.md and images/.")
     ] = Path("bench"),
+    work: Annotated[
+        Path, typer.Option(help="Folder of the flows that are trained to be measured.")
+    ] = Path("outputs/bench"),
     threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch.")] = 2,
     quick: Annotated[
         bool, typer.Option("--quick", help="As little as shows that all parts work.")
@@ -35,5 +38,5 @@ def bench(
     from infocnf.bench.suite import run
     from infocnf.cli.progress import console
 
-    page = run(parts or (), out, console.print, threads=threads, quick=quick)
+    page = run(parts or (), out, work, console.print, threads=threads, quick=quick)
     console.print(f"written: {page}")
