@@ -383,3 +383,36 @@ def test_nothing_is_recorded_where_no_gradient_is_wanted() -> None:
     with torch.no_grad():
         assert not solve(field, start, (0.0, 1.0)).state.requires_grad
     assert not solve(field.requires_grad_(False), start, (0.0, 1.0)).state.requires_grad
+
+
+def test_stages_without_weight_do_without_the_integrals() -> None:
+    field, start = Swirl(), torch.randn(4, 3)
+    calls = 0
+
+    class Augmented(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.field = field
+
+        def forward(self, t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            nonlocal calls
+            calls += 1
+            return field(t, state[0]), state[0].square().sum(1)
+
+    found = {}
+    for stepping in STEPPINGS:
+        for drift in (None, field):
+            calls = 0
+            field.zero_grad()
+            solution = solve(
+                Augmented(), (start, torch.zeros(4)), (0.0, 1.0), stepping=stepping, drift=drift
+            )
+            z, total = solution.state
+            (z.sum() + total.square().sum()).backward()
+            gradient = [parameter.grad.clone() for parameter in field.parameters()]
+            found[stepping, drift is None] = (calls, z, total, gradient, solution.stats)
+        with_all, without = found[stepping, True], found[stepping, False]
+        steps = int(without[4].accepted.max())
+        assert with_all[0] - without[0] >= 2 * steps  # one a step, forward and backward
+        torch.testing.assert_close(with_all[1:4], without[1:4], rtol=0, atol=1e-14)
+        assert torch.equal(with_all[4].evaluations, without[4].evaluations)  # all are counted

@@ -386,3 +386,28 @@ def test_single_precision_works_throughout() -> None:
     for stepping in STEPPINGS:
         solution = solve(field, start, (0.0, 1.0), stepping=stepping)
         assert solution.state.dtype == torch.float32 and solution.done.all()
+
+
+@pytest.mark.parametrize("stepping", ["shared", "individual"])
+def test_what_a_field_keeps_of_its_input_stays_as_it_was(stepping: str) -> None:
+    kept = []
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        kept.append((t, t.clone(), y, y.clone()))
+        return -y
+
+    solve(field, torch.randn(3, 2), (0.0, 1.0), stepping=stepping)
+    assert len(kept) > 7
+    assert all(torch.equal(t, u) and torch.equal(y, z) for t, u, y, z in kept)
+
+
+@pytest.mark.parametrize("stepping", ["shared", "individual"])
+def test_parts_of_different_precision_keep_it(stepping: str) -> None:
+    def field(t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return -state[0], state[1] * 2.0
+
+    start = (torch.ones(3, 2, dtype=torch.float32), torch.ones(3, dtype=torch.float64))
+    low, high = solve(field, start, (0.0, 1.0), tolerance=1e-6, stepping=stepping).state
+    assert low.dtype == torch.float32 and high.dtype == torch.float64
+    torch.testing.assert_close(low, torch.full_like(low, np.exp(-1.0)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(high, torch.full_like(high, np.exp(2.0)), rtol=1e-5, atol=1e-5)

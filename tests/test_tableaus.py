@@ -70,3 +70,10 @@ def test_the_last_stage_of_dopri5_tsit5_and_bosh3_is_the_first_of_the_next_step(
 def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"dopri5.*rk4, got 'dopri6'"):
         tableau("dopri6")
+
+
+def test_only_the_second_stage_of_dopri5_has_no_weight() -> None:
+    silent = {name: [i for i, s in enumerate(t.silent) if s] for name, t in TABLEAUS.items()}
+    assert silent.pop("dopri5") == [1]
+    assert silent.pop("midpoint") == [0]  # which is the slope itself
+    assert not any(silent.values())

@@ -11,7 +11,7 @@ evaluation the integrand would no longer be a function of the state, and an adap
 shrink its steps chasing noise.
 
 Products are taken in forward mode where the field offers a ``pushforward`` (one stacked pass) and
-in reverse mode elsewhere: measured (``benchmarks/divergence.py``), PyTorch's own forward mode is
+in reverse mode elsewhere: measured (``infocnf bench divergence``), PyTorch's own forward mode is
 slower than either.
 """
 
