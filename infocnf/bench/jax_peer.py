@@ -1,5 +1,5 @@
-"""The same flows in JAX, solved by diffrax and compiled as a whole: the strongest peer on small
-systems, where PyTorch pays for every operation it launches.
+"""The same flows of vectors in JAX, solved by diffrax and compiled as a whole: the strongest peer
+on small systems, where PyTorch pays for every operation it launches.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from torch import Tensor, nn
 
 from infocnf.bench.curves import Contender, Outcome
 from infocnf.flows import ContinuousBlock
-from infocnf.flows.multiscale import ScaledFlow
-from infocnf.flows.pixels import Logit
-from infocnf.flows.reshaping import Squeeze
-from infocnf.networks.layers import ConcatConv2d
 from infocnf.ode.divergence import draw_probes
 from infocnf.ode.streams import combine_seeds
 
@@ -80,64 +76,32 @@ def system(
 
 
 class Translated:
-    """A flow of this package as a function of its weights in JAX."""
+    """A flow of vectors of this package as a function of its weights in JAX."""
 
     def __init__(self, flow: nn.Module, x: Tensor) -> None:
         self.jax, self.jnp, _ = load()
-        assert isinstance(flow, ScaledFlow)
-        self.scales: list[
-            list[Any]
-        ] = []  # of each: a block's number, "squeeze", or a logit's margin
-        self.weights: list[list[tuple[Any, Any]]] = []
+        seeds = combine_seeds(0, torch.arange(len(x)))
+        known = {id(parameter): name for name, parameter in flow.named_parameters()}
+        self.weights: list[list[tuple[Any, Any]]] = []  # of each block, layer by layer
         self.probes: list[Any] = []
         self.names: list[str] = []
-        seeds = combine_seeds(0, torch.arange(len(x)))
-        shape: tuple[int, ...] = tuple(x.shape)
-        known = {id(parameter): name for name, parameter in flow.named_parameters()}
-        for place, scale in enumerate(flow.scales):
-            steps: list[Any] = []
-            for module in scale.modules():
-                if isinstance(module, ContinuousBlock):
-                    steps.append(len(self.weights))
-                    like = torch.empty(shape, dtype=x.dtype)
-                    self.probes.append(
-                        None
-                        if module.exact
-                        else self.array(
-                            draw_probes(seeds, like, 1, module.probes, module.index)[:, 0]
-                        )
-                    )
-                    field: Any = module.dynamics.field
-                    layers = [layer.map for layer in field.layers]
-                    self.names += [known[id(p)] for m in layers for p in (m.weight, m.bias)]
-                    self.weights.append(
-                        [(self.array(m.weight), self.array(m.bias)) for m in layers]
-                    )
-                    self.image = isinstance(field.layers[0], ConcatConv2d)
-                elif isinstance(module, Squeeze):
-                    steps.append("squeeze")
-                    shape = (shape[0], 4 * shape[1], shape[2] // 2, shape[3] // 2)
-                elif isinstance(module, Logit):
-                    steps.append(module.alpha)
-            self.scales.append(steps)
-            if place < len(flow.scales) - 1:
-                shape = (shape[0], shape[1] // 2, *shape[2:])
+        for block in (m for m in flow.modules() if isinstance(m, ContinuousBlock)):
+            probes = None if block.exact else draw_probes(seeds, x, 1, block.probes, block.index)
+            self.probes.append(None if probes is None else self.array(probes[:, 0]))
+            field: Any = block.dynamics.field
+            layers = [layer.map for layer in field.layers]
+            self.names += [known[id(p)] for m in layers for p in (m.weight, m.bias)]
+            self.weights.append([(self.array(m.weight), self.array(m.bias)) for m in layers])
 
     def array(self, tensor: Tensor) -> Any:
         """A tensor as JAX's."""
         return self.jnp.asarray(tensor.detach().numpy())
 
     def field(self, t: Any, z: Any, layers: Any) -> Any:
-        """Layers with time as one more feature or channel, softplus between them."""
-        jax, jnp = self.jax, self.jnp
+        """Layers with time as one more feature, softplus between them."""
         for place, (weight, bias) in enumerate(layers):
-            if self.image:
-                ones = jnp.full((len(z), 1, *z.shape[2:]), t, z.dtype)
-                z = jax.lax.conv(jnp.concatenate([z, ones], 1), weight, (1, 1), "SAME")
-                z = z + bias[:, None, None]
-            else:
-                z = z @ weight[:, :-1].T + t * weight[:, -1] + bias
-            z = jax.nn.softplus(z) if place < len(layers) - 1 else z
+            z = z @ weight[:, :-1].T + t * weight[:, -1] + bias
+            z = self.jax.nn.softplus(z) if place < len(layers) - 1 else z
         return z
 
     def augmented(self, t: Any, state: Any, args: Any) -> Any:
@@ -150,38 +114,21 @@ class Translated:
 
         if probe is not None:
             slopes, pushed = jax.jvp(field, (state[0],), (probe,))
-            return slopes, (pushed * probe).reshape(len(probe), -1).sum(1)
+            return slopes, (pushed * probe).sum(1)
         units = jnp.eye(state[0].shape[1], dtype=state[0].dtype)
         slopes, push = jax.linearize(field, state[0])
         columns = jax.vmap(lambda unit: push(jnp.broadcast_to(unit, state[0].shape)))(units)
         return slopes, jnp.einsum("kbk->b", columns)
 
     def __call__(self, weights: Any, x: Any, tolerance: Any) -> Any:
-        """Codes ``(batch, dimensions)``, log-determinants, and steps of all blocks."""
-        jnp, batch = self.jnp, len(x)
-        log_det, total, codes = jnp.zeros(batch, x.dtype), 0, []
-        for place, steps in enumerate(self.scales):
-            for step in steps:
-                if isinstance(step, float):
-                    s = step + (1 - 2 * step) * x
-                    gain = jnp.log1p(-2 * step) - jnp.log(s) - jnp.log1p(-s)
-                    log_det = log_det + gain.reshape(batch, -1).sum(1)
-                    x = jnp.log(s) - jnp.log1p(-s)
-                elif isinstance(step, str):
-                    _, c, h, w = x.shape
-                    x = x.reshape(batch, c, h // 2, 2, w // 2, 2).transpose(0, 1, 3, 5, 2, 4)
-                    x = x.reshape(batch, 4 * c, h // 2, w // 2)
-                else:
-                    state = (x, jnp.zeros(batch, x.dtype))
-                    args = (weights[step], self.probes[step])
-                    ends, count = integrate(self.augmented, state, 1.0, args, tolerance)
-                    x, log_det, total = ends[0][0], log_det + ends[1][0], total + count
-            kept = x
-            if place < len(self.scales) - 1:
-                x, kept = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
-            codes.append(kept.reshape(batch, -1))
+        """Codes ``(batch, features)``, log-determinants, and steps of all blocks."""
+        log_det, total = self.jnp.zeros(len(x), x.dtype), 0
+        for layers, probe in zip(weights, self.probes, strict=True):
+            state = (x, self.jnp.zeros(len(x), x.dtype))
+            ends, count = integrate(self.augmented, state, 1.0, (layers, probe), tolerance)
+            x, log_det, total = ends[0][0], log_det + ends[1][0], total + count
 
-        return jnp.concatenate(codes, 1), log_det, total
+        return x, log_det, total
 
 
 def density(flow: nn.Module, x: Tensor) -> Contender:

@@ -10,7 +10,7 @@ from infocnf.bench.measure import allocated
 
 __all__ = ["section"]
 
-TOLERANCES = (1e-1, 1e-3, 1e-5, 1e-7)
+TOLERANCES = (1e-1, 1e-3, 1e-5, 1e-6)
 SHOWN = (
     "infocnf, checkpoint",
     "infocnf, backprop",

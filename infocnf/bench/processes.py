@@ -15,7 +15,7 @@ from infocnf.errors import WorkError
 
 __all__ = ["section"]
 
-EPOCHS = 4  # the first is not counted: processes start, steps find their size
+EPOCHS = 3  # the first is not counted: processes start, steps find their size
 
 INTRODUCTION = """\
 Examples per second of `infocnf train digits`, the trainer and all, one thread per process, in
@@ -56,7 +56,7 @@ def section(context: Context) -> str:
     }
     found: dict[str, list[float]] = {name: [] for name in settings}
     with TemporaryDirectory() as folder:
-        for turn in range(context.rounds(3)):
+        for turn in range(context.rounds(2)):
             for name, (devices, batch) in settings.items():
                 place = Path(folder) / f"{turn}-{devices}-{batch}"
                 found[name].append(seconds_per_epoch(context, place, devices, batch))

@@ -72,7 +72,7 @@ def against_ffjord(
         runs = {"ours": iteration(flow, x, "checkpoint")}
         if installed("torchdiffeq", context.say):
             runs[FFJORD] = iteration(with_peer(flow, FFJORD), x, "adjoint")
-        found = timed(runs, context.rounds(5))
+        found = timed(runs, context.rounds(3))
         (own, mine), (other, theirs) = found["ours"], found.get(FFJORD, found["ours"])
         lines.append(
             f"| {value} | {own * 1e3:.0f} | {mine.forward:.0f} + {mine.backward:.0f} | "

@@ -1,4 +1,4 @@
-"""Part (c): one training iteration of a trained flow of columns and of multiscale flows of images."""
+"""Part (c): one training iteration, of a flow of columns and of multiscale flows of images."""
 
 from __future__ import annotations
 
