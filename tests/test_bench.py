@@ -132,7 +132,7 @@ def test_trained_flows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 # the guard: evaluations are deterministic, so that a change that makes more of them is seen
-COUNTS = {"spiral": (340, 344.0), "Lorenz": (242, 244.0)}
+COUNTS = {"spiral": (620, 593.9), "Lorenz": (320, 320.3)}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -149,8 +149,8 @@ def test_an_iteration_needs_no_more_evaluations_than_it_did() -> None:
     run = iteration(small_flow(), torch.rand(4, 1, 8, 8) * 0.9 + 0.05, "checkpoint")
     run(1e-5)  # the second one starts with the steps of the first
     outcome = run(1e-5)
-    assert (outcome.forward, outcome.backward) <= (51, 48)
-    assert outcome.backward == outcome.forward - 3  # six of the seven stages of every first step
+    assert outcome.forward <= 45
+    assert outcome.backward == outcome.forward - 3  # no stage twice but the first of each block
 
 
 def test_individual_steps_need_a_third_of_the_evaluations_where_few_samples_are_stiff() -> None:
