@@ -177,7 +177,9 @@ def plot(path: Path, panels: Mapping[str, Mapping[str, Curve]], error: str) -> N
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
+    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     figure = Figure(figsize=(1.2 + 4.6 * len(panels), 4.4), layout="constrained")
     axes: Any = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -191,11 +193,14 @@ def plot(path: Path, panels: Mapping[str, Mapping[str, Curve]], error: str) -> N
                 markersize=4,
                 linewidth=2.2 if own else 1.2,
                 linestyle="-" if own else "--",
-                color=f"C{names.index(name) % 10}",
+                color=colours[(2 * names.index(name)) % 19],
                 label=name,
             )
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("milliseconds")
         axis.spines[["top", "right"]].set_visible(False)
