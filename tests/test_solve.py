@@ -16,7 +16,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 from torchdiffeq import odeint
 
-from infocnf.ode import TABLEAUS, SolveError, Status, solve
+from infocnf.ode import TABLEAUS, SolveError, Status, gradients, solve
 
 ADAPTIVE = [name for name, table in TABLEAUS.items() if table.adaptive]
 FIXED = [name for name, table in TABLEAUS.items() if not table.adaptive]
@@ -411,3 +411,23 @@ def test_parts_of_different_precision_keep_it(stepping: str) -> None:
     assert low.dtype == torch.float32 and high.dtype == torch.float64
     torch.testing.assert_close(low, torch.full_like(low, np.exp(-1.0)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(high, torch.full_like(high, np.exp(2.0)), rtol=1e-5, atol=1e-5)
+
+
+def test_many_samples_are_solved_in_shares_without_any_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    field, start = Swirl(), torch.randn(50, 3)
+    tolerance = torch.logspace(-3, -7, 50)
+    options = {"tolerance": tolerance, "stepping": "individual", "first_step": 0.01 + tolerance}
+    with torch.no_grad():
+        whole = solve(field, start, (0.0, 1.0), **options)
+        monkeypatch.setattr(gradients, "SHARE", 3 * 7)
+        sizes = []
+        shared = solve(
+            lambda t, y: sizes.append(len(y)) or field(t, y), start, (0.0, 1.0), **options
+        )
+    assert max(sizes) == 7
+    torch.testing.assert_close(whole.state, shared.state, rtol=0, atol=1e-14)
+    for name in ("forward", "accepted", "rejected"):
+        assert torch.equal(getattr(whole.stats, name), getattr(shared.stats, name))
+    assert torch.equal(whole.status, shared.status) and whole.first_step == shared.first_step

@@ -29,7 +29,7 @@ r"""How a solve is differentiated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,14 @@ from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import Array, State
 from infocnf.ode.march import March
-from infocnf.ode.problem import Arrival, Status, Step
+from infocnf.ode.problem import Arrival, Problem, Status, Step
 from infocnf.ode.pullback import Job, Pull, put_rows, rows_of, unhooked
 from infocnf.ode.steps import Layout, add_rows, stage_times
 
 __all__ = ["GRADIENTS", "AdjointError", "run"]
 
 GRADIENTS = ("backprop", "checkpoint", "adjoint")
+SHARE = 2**16  # numbers of a state that are solved at a time where nothing is differentiated
 
 
 def run(job: Job, y: State, context: State, parameters: State, gradient: str) -> State:
@@ -56,8 +57,34 @@ def run(job: Job, y: State, context: State, parameters: State, gradient: str) ->
         function = _Checkpoint if gradient == "checkpoint" else _Adjoint
         return tuple(function.apply(job, *tensors))
 
-    with torch.set_grad_enabled(torch.is_grad_enabled() and gradient == "backprop"):
-        return job.finish(March(job.problem, y, context).run(), ())
+    recorded = torch.is_grad_enabled() and gradient == "backprop"  # also of tensors nobody named
+    with torch.set_grad_enabled(recorded):
+        return job.finish(arrive(job.problem, y, context, in_shares=not recorded), ())
+
+
+def arrive(problem: Problem, y: State, context: State, in_shares: bool) -> Arrival:
+    """All lanes at their ends; where nothing is differentiated, samples with steps of their own are
+    solved in shares of a size that caches hold. No answer depends on its neighbours.
+    """
+    lanes = len(y[0]) if y[0].ndim else 1
+    numbers = sum(part.numel() for part in y) // max(lanes, 1)
+    size = max(SHARE // max(numbers, 1), 1)
+    if not (in_shares and problem.individual) or lanes <= size:
+        return March(problem, y, context).run()
+
+    arrivals = []
+    for start in range(0, lanes, size):
+        rows = slice(start, start + size)
+        share = replace(
+            problem,
+            tolerance=problem.tolerance[rows],
+            first=None if problem.first is None else problem.first[rows],
+        )
+        own, given = (tuple(part[rows] for part in group) for group in (y, context))
+        arrivals.append(March(share, own, given).run())
+    state = tuple(torch.cat(parts) for parts in zip(*(a.state for a in arrivals), strict=True))
+    counts = (f.name for f in fields(Arrival) if f.name != "state")
+    return Arrival(state, *(np.concatenate([getattr(a, n) for a in arrivals]) for n in counts))
 
 
 class _Checkpoint(torch.autograd.Function):
