@@ -16,7 +16,7 @@ from infocnf.bench.measure import interleaved, median
 from infocnf.bench.peers import FFJORD, installed, with_peer
 from infocnf.models import InfoCNF
 
-__all__ = ["section"]
+__all__ = ["by_samples", "section"]
 
 TOLERANCE = 1e-5
 
@@ -32,10 +32,9 @@ def timed(runs: dict[str, Contender], rounds: int) -> dict[str, tuple[float, Out
 
 
 def by_samples(context: Context) -> str:
-    """Evaluation: microseconds per sample."""
+    """Markdown of the part about the number of samples: microseconds per sample."""
     counts = (1, 10, 100) if context.quick else (1, 10, 100, 1000, 10_000)
     lines = [
-        "### Samples\n",
         "Log-likelihood at tolerance 1e-5, individual steps, one call for all samples: "
         "microseconds per sample (evaluations per sample), and relative to those at the largest "
         "number.\n",
@@ -100,7 +99,6 @@ def section(context: Context) -> str:
             "Flows of vectors with three hidden layers of 64, weights half as large again as at "
             "the start of training, one probe, batch 256, tolerance 1e-5 for both sides: a "
             "picture of growth, not a comparison at equal error.",
-            by_samples(context),
             against_ffjord(
                 context, "Dimensions", "dimensions", {d: make(d, 2) for d in (2, 16, 128, 512)}
             ),

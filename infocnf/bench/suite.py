@@ -29,7 +29,8 @@ PARTS: dict[str, tuple[str, Callable[[Context], str]]] = {
     "training": ("A training iteration", training.section),
     "stiff": ("A few stiff samples", stiff.section),
     "memory": ("Memory", memory.section),
-    "scaling": ("Growth", scaling.section),
+    "samples": ("The number of samples", scaling.by_samples),
+    "scaling": ("Dimensions and blocks", scaling.section),
     "processes": ("Two processes", processes.section),
     "divergence": ("Divergence", divergence.section),
 }

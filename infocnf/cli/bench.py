@@ -14,8 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="What to measure: solver, density, training, stiff, memory, scaling, processes, "
-            "divergence; all when left out."
+            help="What to measure: solver, density, training, stiff, memory, samples, scaling, "
+            "processes, divergence; all when left out."
         ),
     ] = None,
     out: Annotated[
