@@ -16,7 +16,7 @@ from infocnf.flows import Traversal
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import Fixed
 
-__all__ = ["densities", "gradients", "relative_error", "solved"]
+__all__ = ["densities", "gradients", "relative_error", "rms_error"]
 
 
 def solved(
@@ -109,6 +109,15 @@ def gradients(flow: nn.Module, x: Tensor, say: Callable[[str], None]) -> dict[st
         low = iteration(copy.deepcopy(flow), x, gradient, method="bosh3")
         made[f"infocnf, {gradient}, bosh3"] = low
     return made | peers(flow, lambda other: iteration(other, x, "backprop"), say)
+
+
+def rms_error(truth: Tensor) -> Callable[[Tensor], float]:
+    """Root mean square distance to the truth."""
+
+    def error(values: Tensor) -> float:
+        return float((values.double() - truth).square().mean().sqrt())
+
+    return error
 
 
 def relative_error(truth: Tensor) -> Callable[[Tensor], float]:

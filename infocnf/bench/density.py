@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from torch import Tensor
-
 from infocnf.bench import jax_peer
-from infocnf.bench.contenders import densities, density
+from infocnf.bench.contenders import densities, density, rms_error
 from infocnf.bench.context import Context
 from infocnf.bench.curves import plot, sweep, table, with_peaks
 from infocnf.bench.flows import prepare
@@ -39,10 +37,7 @@ def section(context: Context) -> str:
         x = x.repeat(-(-1000 // len(x)), 1)[:1000] if not context.quick else x
         exact = density(copy.deepcopy(bench.flow).double(), x.double(), stepping="individual")
         truth = exact(1e-10).values
-
-        def error(values: Tensor, truth: Tensor = truth) -> float:
-            return float((values.double() - truth).square().mean().sqrt())
-
+        error = rms_error(truth)
         made = densities(bench.flow, x, context.say)
         if installed("diffrax", context.say):
             made["diffrax (jit)"] = jax_peer.density(bench.flow, x)

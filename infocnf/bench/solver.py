@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from infocnf.bench import jax_peer
+from infocnf.bench.contenders import rms_error
 from infocnf.bench.context import Context
 from infocnf.bench.curves import Contender, Outcome, plot, remember, sweep, table
 from infocnf.bench.measure import interleaved, median
@@ -148,10 +149,7 @@ def section(context: Context) -> str:
             ).check()
             exact = truth.state
             assert isinstance(exact, Tensor)
-
-            def error(values: Tensor, exact: Tensor = exact) -> float:
-                return float((values - exact).square().mean().sqrt())
-
+            error = rms_error(exact)
             made = contenders(system, start, context.say)
             curves = sweep(made, context.few(TOLERANCES), error, context.rounds(5), context.say)
             title = f"{name}, batch {batch:,}"

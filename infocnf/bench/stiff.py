@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from infocnf.bench.contenders import densities, density
+from infocnf.bench.contenders import densities, density, rms_error
 from infocnf.bench.context import Context
 from infocnf.bench.curves import cheapest, plot, sweep, table, with_peaks
 from infocnf.flows import Chain, ContinuousBlock
@@ -61,13 +61,9 @@ def section(context: Context) -> str:
     """Markdown of this part."""
     flow, x = stiff_flow(), stiff_samples(100 if context.quick else 2000)
     truth = density(copy.deepcopy(flow).double(), x.double(), stepping="individual")(1e-10).values
-
-    def error(values: Tensor) -> float:
-        return float((values.double() - truth).square().mean().sqrt())
-
     made = densities(flow, x, context.say)
     made.pop("torchdiffeq, our divergence", None)  # not for a field that is not of this package
-    curves = sweep(made, context.few(TOLERANCES), error, context.rounds(3), context.say)
+    curves = sweep(made, context.few(TOLERANCES), rms_error(truth), context.rounds(3), context.say)
     curves = with_peaks(curves, made, TARGET)
     plot(context.pictures / "bench-stiff.png", {"5 % stiff samples": curves}, "error of log p")
 

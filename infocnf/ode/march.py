@@ -232,7 +232,6 @@ class March:
         live.rejected = live.rejected + refused
         live.t = np.where(arrived, problem.end, live.t + accept * np.copysign(size, problem.span))
 
-        ended = arrived
         if problem.table.adaptive:
             growth = self.controller.factor(ratio, live.previous)
             if live.stumbled.any():
