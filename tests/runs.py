@@ -26,7 +26,7 @@ TINY = [
 ]
 
 
-def tiny(*settings: str, preset: str = "digits") -> Config:
+def tiny(*settings: str, preset: str = "digits-likelihood") -> Config:
     return read_config(preset, [*TINY, *settings])
 
 

@@ -25,6 +25,7 @@ from infocnf.training import begin
 from tests.runs import TINY, last, rows, same_state, tiny
 
 SETTINGS = [part for setting in TINY for part in ("--set", setting)]
+LIKELIHOOD = ["digits-likelihood", *SETTINGS]
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run, with large steps so that its classes differ."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert command(["train", *SETTINGS, "--set", "training.warmup=0", "--out", str(folder)]) == 0
+    assert command(["train", *LIKELIHOOD, "--set", "training.warmup=0", "--out", str(folder)]) == 0
     return folder
 
 
@@ -218,7 +219,7 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
     raise AssertionError("it takes too long")
 
 
-LONGER = [*SETTINGS, "--set", "training.epochs=25", "--set", "training.ema=0.9"]
+LONGER = [*LIKELIHOOD, "--set", "training.epochs=25", "--set", "training.ema=0.9"]
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +253,60 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert kept == (uninterrupted / "model" / "model.safetensors").read_bytes()
 
 
+STAGES = ["digits", *SETTINGS, "--set", "matching.epochs=12", "--set", "training.epochs=3"]
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of matching and maximum likelihood that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("stages")
+    process = start("train", *STAGES, "--out", "run", folder=folder)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("stage", "epochs"), [("matching", 4), ("likelihood", 13)])
+def test_a_run_killed_in_either_stage_resumes_to_the_same_bits(
+    stage: str, epochs: int, tmp_path: Path, two_stages: Path
+) -> None:
+    process = start("train", *STAGES, "--out", "run", folder=tmp_path)
+    table = tmp_path / "run" / "metrics.csv"
+    wait_for(lambda: table.exists() and len(table.read_text().splitlines()) > epochs, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert rows(tmp_path / "run")[-1]["stage"] == stage and len(rows(tmp_path / "run")) < 15
+
+    assert command(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert same_state(last(tmp_path / "run"), last(two_stages))
+    assert rows(tmp_path / "run") == rows(two_stages)
+
+
+def test_a_run_of_two_stages_is_one_run(two_stages: Path) -> None:
+    found = rows(two_stages)
+    assert [row["stage"] for row in found] == ["matching"] * 12 + ["likelihood"] * 3
+    assert [int(row["epoch"]) for row in found] == list(range(1, 16))
+    matched, fine = found[:12], found[12:]
+    assert all(float(row["nfe_forward"]) == 2.0 for row in matched)
+    assert all(float(row["nfe_forward"]) > 5.0 for row in fine)
+    # exact validations: after matching, then after each epoch
+    assert [bool(row["validation_bits_per_dim"]) for row in found] == [False] * 11 + [True] * 4
+    assert all(row["validation_one_step_error_percent"] for row in matched)
+
+    assert command(["evaluate", str(two_stages)]) == 0
+    figures = json.loads((two_stages / "evaluation.json").read_text())
+    assert figures["one_step"]["examples"] == figures["examples"] == 48
+    cheap = figures["within_budget"]
+    assert cheap["numerical_error_bits_per_dim"] <= cheap["budget"] == 1e-3
+    assert cheap["nfe_forward"] <= figures["nfe_forward"]
+    assert command(["evaluate", str(two_stages), "--budget", "0.01", "--limit", "20"]) == 0
+    figures = json.loads((two_stages / "evaluation.json").read_text())
+    assert figures["examples"] == 20 and figures["one_step"]["examples"] == 48
+    assert figures["numerical_error_bits_per_dim"] <= 0.01
+    assert figures["tolerance"] == figures["within_budget"]["tolerance"] > 1e-5
+    assert command(["report", str(two_stages)]) == 0
+
+
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     exact = ["training.precision=float64", "tolerance=1e-8", "model.training_method=dopri5"]
     exact += ["evaluation.tolerance=1e-7"]
@@ -259,7 +314,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     tables = []
     for devices in (1, 2):
         own = ["--set", f"trainer.devices={devices}", "--out", f"run{devices}"]
-        process = start("train", *SETTINGS, *settings, *own, folder=tmp_path)
+        process = start("train", *LIKELIHOOD, *settings, *own, folder=tmp_path)
         output = process.communicate()[0]
         assert process.returncode == 0, output
         tables.append(rows(tmp_path / f"run{devices}"))
@@ -278,7 +333,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
     own = ["tolerance.name=learned", "tolerance.reward=error", "tolerance.every=2"]
     own += ["training.schedule=constant", "trainer.devices=2", "training.warmup=0"]
-    settings = [*SETTINGS, *(part for setting in own for part in ("--set", setting))]
+    settings = [*LIKELIHOOD, *(part for setting in own for part in ("--set", setting))]
     for arguments in (
         ["train", *settings, "--out", "whole"],
         ["train", *settings, "--set", "training.epochs=1", "--out", "parts"],
@@ -296,7 +351,7 @@ def test_an_existing_run_is_never_overwritten_unasked(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (trained / "config.toml").read_bytes()
-    assert command(["train", *SETTINGS, "--out", str(trained)]) == 2
+    assert command(["train", *LIKELIHOOD, "--out", str(trained)]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert (trained / "config.toml").read_bytes() == before
     assert command(["sample", str(trained), "-o", str(trained / "data.json")]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,20 +27,38 @@ def evaluate(
         ),
     ] = False,
     exact_trace: ExactTrace = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of a tolerance: numerical error in bits/dim that is acceptable. The "
+            "loosest tolerance within it is found and used.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Examples whose likelihood is evaluated, spread over the set."),
+    ] = None,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
 
     Every example counts, solved at 1e-5 and again ten times tighter: the difference is the
-    numerical error that is reported. Writes evaluation.json into the run directory.
+    numerical error that is reported. Beside it stands what an error of 0.001 bits/dim costs, at the
+    loosest tolerance that keeps within it. Writes evaluation.json into the run directory.
     """
-    if tolerance is not None and learned_tolerances:
-        raise InputError("--tolerance and --learned-tolerances contradict each other: choose one")
+    chosen = [tolerance is not None, learned_tolerances, budget is not None]
+    if sum(chosen) > 1:
+        raise InputError(
+            "--tolerance, --learned-tolerances and --budget contradict each other: choose one"
+        )
     check_solving(tolerance, batch_size)
+    check_amounts(budget, limit)
 
     from infocnf import evaluation
     from infocnf.cli.progress import console, counting
     from infocnf.data.dataset import PARTS
+    from infocnf.evaluation.budget import in_short
+    from infocnf.evaluation.density import spread_over
     from infocnf.files import write_json
     from infocnf.training import Run
 
@@ -47,22 +66,45 @@ def evaluate(
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     opened = Run.open(run)
     config, model = opened.config.evaluation, opened.model(exact_trace)
-    x, labels = opened.data().examples(part)
-    with counting("evaluating", len(x)) as progress:
-        found = evaluation.evaluate(
-            model,
-            opened.preparation,
-            x,
-            labels,
-            tolerance=None if learned_tolerances else tolerance or config.tolerance,
-            batch_size=batch_size or config.batch_size,
-            progress=progress,
-        )
+    everything = opened.data().examples(part)
+    size = batch_size or config.batch_size
+    x, labels = spread_over(*everything, limit or config.limit)
+    given = (model, opened.preparation, x, labels)
+    one_step = evaluation.read_in_one_step(model, opened.preparation, *everything, size)
+    if budget is None:
+        with counting("evaluating", len(x)) as progress:
+            found = evaluation.evaluate(
+                *given,
+                tolerance=None if learned_tolerances else tolerance or config.tolerance,
+                batch_size=size,
+                progress=progress,
+            )
+        adaptive = all(block.solver["steps"] is None for block in model.flow.blocks)
+        allowed = config.budget if not any(chosen) and adaptive else None
+    else:
+        allowed, adaptive = budget, True
+    within = {}
+    if allowed is not None:
+        with counting(f"within {allowed:g} bits/dim", len(x)) as progress:
+            cheapest = evaluation.evaluate_within(
+                *given, budget=allowed, batch_size=size, progress=progress
+            )
+        within = in_short(cheapest, allowed)
+        found = cheapest if budget is not None else found
+    found = replace(found, one_step=one_step, within_budget=within)
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
     write_json(run / f"{name}.json", {**found.to_dict(), "model_sha256": opened.model_digest})
     console.print(table(found))
     console.print(f"written: {run / name}.json")
+
+
+def check_amounts(budget: float | None, limit: int | None) -> None:
+    """Refuse what cannot be spent."""
+    if budget is not None and not budget > 0:
+        raise InputError(f"--budget must be positive, got {budget}")
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit must be at least 1, got {limit}")
 
 
 def table(found: object) -> str:
@@ -74,6 +116,11 @@ def table(found: object) -> str:
     lines = [f"{found.examples:,} examples"]
     if found.error_percent is not None:
         lines.append(f"error               {found.error_percent:.2f} %")
+    if found.one_step.get("error_percent") is not None:
+        lines.append(
+            f"error in one step   {found.one_step['error_percent']:.2f} % "
+            f"of {found.one_step['examples']:,} examples"
+        )
     for name, values in found.factors.items():
         if "rmse" in values:
             lines.append(f"rmse of {name:<12}{values['rmse']:.4g}")
@@ -85,6 +132,12 @@ def table(found: object) -> str:
         f"(largest {found.numerical_error_largest:.1e})",
         f"NFE                 {found.nfe_forward:.1f} per example",
     ]
+    if found.within_budget and found.within_budget["tolerance"] != found.tolerance:
+        cheap = found.within_budget
+        lines.append(
+            f"within {cheap['budget']:g} bits/dim  tolerance {cheap['tolerance']:.0e}: "
+            f"NFE {cheap['nfe_forward']:.1f}, bits/dim {cheap['bits_per_dim']:.4f}"
+        )
     if found.calibration_error is not None:
         lines.append(f"calibration error   {found.calibration_error:.4f}")
     if found.numerical_error_bits_per_dim > LARGEST_ERROR:

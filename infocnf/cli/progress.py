@@ -61,8 +61,8 @@ class Display(Callback):
         if not trainer.is_global_zero:
             return
         console.print(introduction(pl_module))
-        total = pl_module.config.training.epochs * pl_module.order.steps
-        done = trainer.current_epoch * pl_module.order.steps + trainer.fit_loop.batch_idx + 1
+        total = pl_module.plan.steps
+        done = pl_module.plan.done(trainer.current_epoch, trainer.fit_loop.batch_idx + 1)
         self.begun, self.first = monotonic(), max(done, 0) if trainer.global_step else 0
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -82,13 +82,13 @@ class Display(Callback):
         assert isinstance(pl_module, FlowModule)
         if not trainer.is_global_zero:
             return
-        steps, epochs = pl_module.order.steps, pl_module.config.training.epochs
-        done = trainer.current_epoch * steps + batch_idx + 1
-        text = f"epoch {trainer.current_epoch + 1}/{epochs}  {figures(pl_module.latest)}"
+        plan = pl_module.plan
+        done = plan.done(trainer.current_epoch, batch_idx + 1)
+        text = f"epoch {trainer.current_epoch + 1}/{plan.epochs}  {figures(pl_module.latest)}"
         if self.bars is not None:
             self.bars.update(self.task, description=text, completed=done)
-        elif monotonic() - self.told > QUIET_SECONDS or done == epochs * steps:
-            left = (monotonic() - self.begun) / max(done - self.first, 1) * (epochs * steps - done)
+        elif monotonic() - self.told > QUIET_SECONDS or done == plan.steps:
+            left = (monotonic() - self.begun) / max(done - self.first, 1) * (plan.steps - done)
             console.print(f"{text}  {duration(left)} left")
             self.told = monotonic()
 
@@ -136,6 +136,8 @@ def figures(latest: dict[str, float]) -> str:
     parts = []
     if "bits_per_dim" in latest:
         parts.append(f"bits/dim {latest['bits_per_dim']:.3f}")
+    if "matching" in latest:
+        parts.append(f"matching {latest['matching']:.3f}")
     if "error_percent" in latest:
         parts.append(f"error {latest['error_percent']:.1f}%")
     if "forward" in latest:

@@ -21,10 +21,11 @@ from infocnf.evaluation.calibration import calibration_error
 from infocnf.evaluation.certificate import Tighter, more_steps
 from infocnf.models import Categorical, InfoCNF
 from infocnf.models.codes import Code
+from infocnf.models.reading import reads_in_one_step
 from infocnf.objectives import bits_per_dim
 from infocnf.tolerances import Fixed, Policy
 
-__all__ = ["Evaluation", "Scores", "evaluate", "score"]
+__all__ = ["Evaluation", "Scores", "evaluate", "read_in_one_step", "score"]
 
 Progress = Callable[[int], None]
 
@@ -49,6 +50,10 @@ class Evaluation:
         factors: By factor: error and calibration, or the root of the mean squared error.
         confusion: By categorical factor: rows are true classes, columns answers.
         nfe_blocks: Field evaluations per example of each block.
+        one_step: Of a model that reads labels in one evaluation of the field, too: number of
+            examples and figures of each factor.
+        within_budget: What a numerical error within a budget costs: the loosest tolerance that has
+            it, and its figures.
     """
 
     examples: int
@@ -66,6 +71,8 @@ class Evaluation:
     factors: dict[str, dict[str, float]] = field(default_factory=dict)
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     nfe_blocks: list[float] = field(default_factory=list)
+    one_step: dict[str, Any] = field(default_factory=dict)
+    within_budget: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -178,6 +185,44 @@ def evaluate(
         confusion=confusion,
         nfe_blocks=evaluations.mean(0).tolist(),
     )
+
+
+def spread_over(
+    x: Tensor, labels: Mapping[str, Tensor], limit: int | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """At most so many examples, evenly spread: the first ones of a set may be the easy ones."""
+    chosen = torch.arange(len(x))
+    if limit is not None and limit < len(x):
+        chosen = torch.linspace(0, len(x) - 1, limit, dtype=torch.float64).long()
+    return x[chosen], {name: y[chosen] for name, y in labels.items()}
+
+
+@torch.no_grad()
+def read_in_one_step(
+    model: InfoCNF,
+    preparation: Preparation,
+    x: Tensor,
+    labels: Mapping[str, Tensor],
+    batch_size: int = 500,
+) -> dict[str, Any]:
+    """How good labels are that are read off one evaluation of the field; nothing of a model that
+    was not made for it.
+    """
+    if not reads_in_one_step(model):
+        return {}
+    model.eval()
+    dtype, parts = next(model.flow.parameters()).dtype, []
+    for begin in range(0, len(x), batch_size):
+        prepared = preparation(x[begin : begin + batch_size].to(model.device), dtype)
+        parts.append(model.answers(prepared, None, read="one_step"))
+    answers = {name: torch.cat([part[name] for part in parts]) for name in model.code.heads}
+    factors, _ = judge(model, answers, labels)
+    return {
+        "examples": len(x),
+        "error_percent": mean_of(factors, "error_percent"),
+        "calibration_error": mean_of(factors, "calibration_error"),
+        "factors": factors,
+    }
 
 
 def judge(

@@ -4,15 +4,18 @@ them.
 
 from infocnf.flows.bijection import Bijection, Chain, Traversal
 from infocnf.flows.continuous import ContinuousBlock
+from infocnf.flows.marginals import Gaussianise
 from infocnf.flows.multiscale import ScaledFlow, flat_flow, multiscale_flow
 from infocnf.flows.pixels import Logit, Scale, dequantise, quantise
 from infocnf.flows.reshaping import Flatten, Squeeze
+from infocnf.flows.single import single_flow
 
 __all__ = [
     "Bijection",
     "Chain",
     "ContinuousBlock",
     "Flatten",
+    "Gaussianise",
     "Logit",
     "Scale",
     "ScaledFlow",
@@ -22,4 +25,5 @@ __all__ = [
     "flat_flow",
     "multiscale_flow",
     "quantise",
+    "single_flow",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,12 @@ class ScaledFlow(Bijection):
         self.sizes = tuple(math.prod(shape) for shape in shapes)
 
     @property
+    def code_shape(self) -> tuple[int, ...]:
+        """Shape of the code of one sample before it is flattened; flat where there are scales."""
+        shapes = [cast("Flatten", flatten).shape for flatten in self.flattens]
+        return shapes[0] if len(shapes) == 1 else (sum(self.sizes),)
+
+    @property
     def blocks(self) -> list[ContinuousBlock]:
         """The continuous blocks from data to latent."""
         return [module for module in self.modules() if isinstance(module, ContinuousBlock)]
@@ -56,6 +63,21 @@ class ScaledFlow(Bijection):
             for block in scale.modules()
             if isinstance(block, ContinuousBlock)
         ]
+
+    @property
+    def single(self) -> tuple[list[Bijection], ContinuousBlock, list[Bijection]]:
+        """What comes before the only block, the block, and what comes after it; an error where
+        there are several.
+        """
+        parts = [*cast("Chain", self.scales[0]).bijections] if len(self.scales) == 1 else []
+        places = [i for i, part in enumerate(parts) if isinstance(part, ContinuousBlock)]
+        if len(places) != 1:
+            raise ValueError(
+                f"matching and one-step answers need a flow of a single block, and this one has "
+                f"{len(self.blocks)}: use architecture 'unet' or 'residual', or one flat block"
+            )
+        before, block, after = parts[: places[0]], parts[places[0]], parts[places[0] + 1 :]
+        return before, cast("ContinuousBlock", block), after
 
     def forward(self, x: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
         codes, total = [], torch.zeros(len(x), dtype=x.dtype, device=x.device)

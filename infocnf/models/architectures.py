@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infocnf.flows import ScaledFlow, flat_flow, multiscale_flow
+import torch
+from torch import Tensor
+
+from infocnf.flows import ScaledFlow, flat_flow, multiscale_flow, single_flow
 from infocnf.flows.multiscale import BlockFactory
 from infocnf.ode.gradients import GRADIENTS
 from infocnf.ode.tableaus import tableau
 from infocnf.tolerances import Fixed, Policy
 
-__all__ = ["ARCHITECTURES", "build_flow", "check_shape", "check_solver"]
+__all__ = ["ARCHITECTURES", "build_flow", "check_samples", "check_shape", "check_solver"]
 
-ARCHITECTURES = ("auto", "multiscale", "flat")
+ARCHITECTURES = ("auto", "multiscale", "flat", "unet", "residual")
 
 
 def build_flow(
@@ -34,6 +37,8 @@ def build_flow(
     """
     architecture = check_architecture(architecture, shape)
     arguments = {**common, **own[architecture]}
+    if architecture in ("unet", "residual"):
+        return single_flow(shape, make_block, **arguments)
     if architecture == "flat":
         return flat_flow(shape[0], make_block, **arguments)
     channels, height, width = shape
@@ -48,12 +53,13 @@ def check_architecture(architecture: str, shape: tuple[int, ...]) -> str:
         )
     if not shape or min(shape) < 1 or len(shape) not in (1, 3):
         raise ValueError(f"shape must be (features,) or (channels, height, width), got {shape}")
-    natural = "flat" if len(shape) == 1 else "multiscale"
-    if architecture not in ("auto", natural):
+    fitting = ("flat", "residual") if len(shape) == 1 else ("multiscale", "unet")
+    if architecture not in ("auto", *fitting):
         raise ValueError(
-            f"architecture {architecture!r} does not fit samples of shape {shape}: use {natural!r}"
+            f"architecture {architecture!r} does not fit samples of shape {shape}: "
+            f"use {fitting[0]!r} or {fitting[1]!r}"
         )
-    return natural
+    return fitting[0] if architecture == "auto" else architecture
 
 
 def check_solver(method: str, training_method: str | None, gradient: str, policy: Policy) -> None:
@@ -65,6 +71,16 @@ def check_solver(method: str, training_method: str | None, gradient: str, policy
     used = training_method or method
     if not tableau(used).adaptive and not isinstance(policy, Fixed):
         raise ValueError(f"{used} has no tolerance: leave the policy fixed, or use dopri5")
+
+
+def check_samples(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse samples of another shape or type."""
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(
+            f"samples must have shape (batch, {', '.join(map(str, shape))}), got {tuple(x.shape)}"
+        )
+    if x.dtype != dtype:
+        raise ValueError(f"samples are {x.dtype} but the model is {dtype}: convert one of them")
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,9 @@ r"""The latent code: which part knows the labels, its prior, and the labels read
 
 with :math:`\mu_i, \log \sigma_i = q_{\phi_i}(y_i)` and a classifier :math:`q_{\theta_i}(z_{y_i})`
 per factor, all single linear layers that start at zero: all labels start as :math:`\mathcal N(0,
-I)`. No supervised code at all is an unconditional CNF, a code that is all supervised is CCNF.
+I)`. No supervised code at all is an unconditional CNF, a code that is all supervised is CCNF. With
+a *separation* :math:`m > 0` labels start apart, at fixed patterns of :math:`\pm m`, and the
+classifier as Bayes' rule for them: what a flow that is trained by matching needs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from infocnf.flows.bijection import FlowStats
-from infocnf.models.factors import Factor
+from infocnf.models.factors import Categorical, Factor
+from infocnf.models.patterns import cells_of, sign_codes
 from infocnf.ode.streams import DROPOUT, draw_uniform
 
 __all__ = ["PLACES", "Code", "FactorHead", "PartitionedCode", "normal_log_prob", "partition"]
@@ -122,6 +125,39 @@ class FactorHead(nn.Module):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
+    @torch.no_grad()
+    def separate(self, cells: Tensor, distance: float) -> None:
+        r"""Start with :math:`\mu(y) = \pm m` in each cell, :math:`\sigma = 1`, and Bayes' rule.
+
+        Arguments:
+            cells: Cell of each dimension ``(features,)``.
+            distance: The number :math:`m`.
+        """
+        features, inputs = len(cells), self.prior.in_features
+        signs = sign_codes(inputs, int(cells.max()) + 1)
+        self.prior.weight[:features] = distance * signs[:, cells].t()
+        self.decide()
+
+    @torch.no_grad()
+    def decide(self) -> None:
+        """Make the classifier Bayes' rule for the prior, were its scales those of all labels."""
+        features = self.classifier.in_features
+        mean, log_scale = self.prior.weight.double().split(features)
+        log_scale = (log_scale + self.prior.bias[features:, None].double()).mean(1, keepdim=True)
+        shift = self.prior.bias[:features, None].double()
+        weight = mean * (-2.0 * log_scale).exp()  # (features, inputs)
+        if isinstance(self.factor, Categorical):
+            level = -0.5 * (weight * (mean + 2.0 * shift)).sum(0)
+            level = level + self.factor.log_probabilities(torch.float64).clamp(min=-1e3)
+            self.classifier.weight.copy_(weight.t())
+            self.classifier.bias.copy_(level)
+        else:  # a label of unit variance, seen through a line in the code
+            precision = 1.0 + (weight * mean).sum()
+            self.classifier.weight.zero_()
+            self.classifier.weight[0] = weight[:, 0] / precision
+            self.classifier.bias[0] = -(weight * shift).sum() / precision
+            self.classifier.bias[1] = -0.5 * precision.log()
+
     def moments(self, y: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`\mu(y)` and :math:`\log \sigma(y)`, each ``(..., features)``."""
         return self.embedded_moments(self.factor.embed(y, self.prior.weight.dtype))
@@ -207,6 +243,17 @@ class PartitionedCode(nn.Module):
     def heads(self) -> dict[str, FactorHead]:
         """Prior and classifier of each factor by name."""
         return dict(zip(self.names, cast("list[FactorHead]", list(self.factor_heads)), strict=True))
+
+    def separate(self, shape: Sequence[int], distance: float) -> None:
+        """Start with labels apart; see :meth:`FactorHead.separate`.
+
+        Arguments:
+            shape: Shape of the code of one sample before it was flattened.
+            distance: How far from zero.
+        """
+        indices = self.order[: self.sizes[0]].split(self.shares) if self.shares else ()
+        for head, mine in zip(self.heads.values(), indices, strict=True):
+            head.separate(cells_of(shape, mine), distance)
 
     def split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Supervised and unsupervised code of a whole code ``(batch, features)``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ from torch.distributions import Normal
 from infocnf.flows import ContinuousBlock, Traversal
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import pretrained
-from infocnf.models.architectures import build_flow, check_shape, check_solver
+from infocnf.models.architectures import build_flow, check_samples, check_shape, check_solver
 from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
+from infocnf.models.reading import READS, approach, read_once
 from infocnf.ode.streams import sample_seeds
 from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
 
@@ -28,7 +28,7 @@ __all__ = ["InfoCNF"]
 Tolerance = float | Tensor | Sequence[float] | Policy
 
 
-class InfoCNF(nn.Module):
+class InfoCNF(pretrained.Pretrained, nn.Module):
     r"""A continuous flow whose code is partitioned into a part that knows the labels and one that
     does not.
 
@@ -49,13 +49,14 @@ class InfoCNF(nn.Module):
         factors: Labels by name, each :class:`Categorical` or :class:`Real`.
         supervised: Fraction of the code that knows the labels.
         place: Where it sits: ``first_scale``, ``last_scale``, ``every_scale`` or indices.
-        architecture: ``multiscale`` for images, ``flat`` for vectors, ``auto`` by the shape.
+        architecture: ``multiscale`` for images, ``flat`` for vectors, ``auto`` by the shape; and
+            those that can be trained by matching: ``unet`` for images, ``residual`` for vectors.
         trace: ``exact``, ``hutchinson``, or ``auto``: exact for blocks of up to 16 dimensions.
         scales: Scales of a multiscale flow; as many as the size allows when None.
         blocks: Continuous blocks: of a flat flow, or before and after each squeeze of a multiscale
-            one.
-        hidden: Widths (channels) of each field's hidden layers.
-        activation: ``softplus`` or ``tanh``.
+            one. Residual blocks on each side of a level of a U-Net, or of each width.
+        hidden: Widths (channels) of each field's hidden layers; of the levels of a U-Net.
+        activation: ``softplus`` or ``tanh``, of flat and multiscale flows.
         time: ``concat`` or ``concat_squash``, for flat flows.
         alpha: Margin of the logit at the data end of image flows.
         probes: Hutchinson's probes: ``rademacher`` or ``gaussian``.
@@ -69,6 +70,9 @@ class InfoCNF(nn.Module):
         tolerance: The model's own policy: a number, a sequence with one per block, or a policy.
             Used in training and where a method is called with ``tolerance=None``.
         dropout: Rate of dropout before the classifiers.
+        marginals: Bins of the histograms by which each pixel or column becomes normal at the data
+            end of a U-Net or residual flow, once they are fitted; 0: none.
+        separation: How far apart labels start in the supervised code; 0: all alike.
         compile: Whether to compile fields and divergences; see :class:`ContinuousBlock`.
     """
 
@@ -96,6 +100,8 @@ class InfoCNF(nn.Module):
         gradient: str = "checkpoint",
         tolerance: Tolerance = 1e-5,
         dropout: float = 0.5,
+        marginals: int = 0,
+        separation: float = 0.0,
         compile: bool = False,
     ) -> None:
         super().__init__()
@@ -121,13 +127,19 @@ class InfoCNF(nn.Module):
             max_steps=max_steps,
             compile=compile,
         )
-        common = {"blocks": blocks, "hidden": tuple(hidden), "activation": activation}
+        common = {"blocks": blocks, "hidden": tuple(hidden)}
+        ends = {"alpha": alpha, "marginals": marginals}
         own: dict[str, dict[str, Any]] = {
-            "flat": {"time": time},
-            "multiscale": {"scales": scales, "alpha": alpha},
+            "flat": {"activation": activation, "time": time},
+            "multiscale": {"activation": activation, "scales": scales, "alpha": alpha},
+            "unet": ends,
+            "residual": ends,
         }
         self.flow = build_flow(self.shape, architecture, make_block, common, own)
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
+        self.separation = separation
+        if separation:
+            self.code.separate(self.flow.code_shape, separation)
         self.policy.bind(self.places)
 
     @property
@@ -207,30 +219,42 @@ class InfoCNF(nn.Module):
         return self.code.log_prob(code.supervised, code.unsupervised, labels) + code.log_det
 
     def predict_proba(
-        self, x: Tensor, tolerance: Tolerance | None = 1e-5
+        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str = "flow"
     ) -> Tensor | Normal | dict[str, Tensor | Normal]:
         """Probabilities ``(batch, classes)`` of a categorical factor, a Normal for a real one, a
         dict of them for several.
+
+        Read off the code by the classifier (``read="flow"``); or, from a model trained by matching,
+        off a single evaluation of the field (``"one_step"``).
         """
-        answers = self.answers(x, tolerance)
+        answers = self.answers(x, tolerance, read)
         return self.single(
             {name: self.factors[name].distribution(answer) for name, answer in answers.items()}
         )
 
-    def predict(self, x: Tensor, tolerance: Tolerance | None = 1e-5) -> Tensor | dict[str, Tensor]:
+    def predict(
+        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str = "flow"
+    ) -> Tensor | dict[str, Tensor]:
         """The most probable class or the expected number, ``(batch,)``; a dict for several."""
-        answers = self.answers(x, tolerance)
+        answers = self.answers(x, tolerance, read)
         return self.single(
             {name: self.factors[name].read(answer) for name, answer in answers.items()}
         )
 
-    def answers(self, x: Tensor, tolerance: Tolerance | None) -> dict[str, Tensor]:
-        """Output of each factor's classifier."""
+    def answers(
+        self, x: Tensor, tolerance: Tolerance | None, read: str = "flow"
+    ) -> dict[str, Tensor]:
+        """Output of each factor's classifier, or the same read in one step."""
         if not self.code.heads:
             raise ValueError(
                 "this model has no supervised code to read a label from: "
                 "give it factors and supervised > 0"
             )
+        if read == "one_step":
+            self.check_input(x)
+            return read_once(self, approach(self, x)[0])
+        if read != "flow":
+            raise ValueError(f"read must be one of {', '.join(READS)}, got {read!r}")
         return self.code.answers(self.encode(x, tolerance=tolerance, log_det=False).supervised)
 
     @torch.no_grad()
@@ -350,14 +374,7 @@ class InfoCNF(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         """Refuse samples of another shape or type."""
-        if tuple(x.shape[1:]) != self.shape:
-            raise ValueError(
-                f"samples must have shape (batch, {', '.join(map(str, self.shape))}), "
-                f"got {tuple(x.shape)}"
-            )
-        dtype = next(self.flow.parameters()).dtype
-        if x.dtype != dtype:
-            raise ValueError(f"samples are {x.dtype} but the model is {dtype}: convert one of them")
+        check_samples(x, self.shape, next(self.flow.parameters()).dtype)
 
     def config(self) -> dict[str, Any]:
         """Arguments that make this model again, as plain values."""
@@ -380,14 +397,3 @@ class InfoCNF(nn.Module):
         }
         arguments["tolerance"] = policy_from_config(arguments.get("tolerance", {"name": "fixed"}))
         return cls(**arguments)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``."""
-        pretrained.save(self, self.config(), Path(folder))
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> InfoCNF:
-        """The model of a folder that :meth:`save_pretrained` wrote, in evaluation mode."""
-        model = pretrained.load(cls.__name__, cls.from_config, Path(folder))
-        assert isinstance(model, cls)
-        return model

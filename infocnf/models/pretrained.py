@@ -11,17 +11,31 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
 
 from infocnf.files import write
 
-__all__ = ["default_dtype", "load", "save"]
+__all__ = ["Pretrained", "default_dtype", "load", "save"]
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class Pretrained:
+    """Adds the two files to a module that has ``config`` and ``from_config``."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``."""
+        model = cast("Any", self)
+        save(model, model.config(), Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model of a folder that :meth:`save_pretrained` wrote, in evaluation mode."""
+        return cast("Self", load(cls.__name__, cast("Any", cls).from_config, Path(folder)))
 
 
 def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:

@@ -1,6 +1,14 @@
 """What training minimises."""
 
 from infocnf.objectives.likelihood import Objective, bits_per_dim, likelihood_objective
+from infocnf.objectives.matching import Matching, matching_objective
 from infocnf.objectives.regularisers import path_penalty
 
-__all__ = ["Objective", "bits_per_dim", "likelihood_objective", "path_penalty"]
+__all__ = [
+    "Matching",
+    "Objective",
+    "bits_per_dim",
+    "likelihood_objective",
+    "matching_objective",
+    "path_penalty",
+]

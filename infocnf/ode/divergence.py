@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infocnf.ode.streams import draw_words, next_words, to_uniform
+from infocnf.ode.streams import draw_normal, draw_words
 
 __all__ = ["PROBES", "contract", "divergence", "draw_probes", "products", "unit_probes"]
 
@@ -109,12 +109,8 @@ def draw_probes(
     """
     if distribution not in PROBES:
         raise ValueError(f"probes must be one of {', '.join(PROBES)}, got {distribution!r}")
-    size = count * math.prod(like.shape[1:])
-    words = draw_words(seeds, size, stream)
-    if distribution == "rademacher":
-        values = torch.where(words < 0, -1.0, 1.0).to(like)
-    else:
-        first, second = to_uniform(words), to_uniform(next_words(words))
-        values = ((-2.0 * first.log()).sqrt() * (2.0 * math.pi * second).cos()).to(like)
-
-    return values.reshape(len(seeds), count, *like.shape[1:])
+    shape = (len(seeds), count, *like.shape[1:])
+    if distribution == "gaussian":
+        return draw_normal(seeds, like.new_empty(()).expand(shape), stream)
+    words = draw_words(seeds, math.prod(shape[1:]), stream)
+    return torch.where(words < 0, -1.0, 1.0).to(like).reshape(shape)

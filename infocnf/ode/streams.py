@@ -19,16 +19,20 @@ from torch import Tensor
 __all__ = [
     "DEQUANTISE",
     "DROPOUT",
+    "ERASE",
     "FLIP",
+    "NOISE",
+    "TIME",
     "TOLERANCE",
     "combine_seeds",
+    "draw_normal",
     "draw_uniform",
     "draw_words",
     "sample_seeds",
     "to_uniform",
 ]
 
-FLIP, DEQUANTISE = -2, -3
+FLIP, DEQUANTISE, NOISE, TIME, ERASE = -2, -3, -4, -5, -6  # and -7
 DROPOUT = -16  # and below: one for each factor
 TOLERANCE = -(2**20)  # and below: one for each block
 
@@ -74,6 +78,14 @@ def draw_uniform(seeds: Tensor, like: Tensor, stream: int = 0) -> Tensor:
     """
     words = draw_words(seeds, math.prod(like.shape[1:]), stream)
     return to_uniform(words).to(like).reshape(like.shape)
+
+
+def draw_normal(seeds: Tensor, like: Tensor, stream: int = 0) -> Tensor:
+    """Standard normal numbers for states ``(batch, ...)``, by Box and Muller."""
+    words = draw_words(seeds, math.prod(like.shape[1:]), stream)
+    first, second = to_uniform(words), to_uniform(next_words(words))
+    normal = (-2.0 * first.log()).sqrt() * (2.0 * math.pi * second).cos()
+    return normal.to(like).reshape(like.shape)
 
 
 def to_uniform(words: Tensor) -> Tensor:

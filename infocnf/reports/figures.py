@@ -79,18 +79,23 @@ def show(axes: Axes, image: Tensor) -> None:
 
 def curves(rows: Rows) -> bytes:
     """Error, bits per dimension and field evaluations over the epochs."""
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    likelihood, error, cost = figure.subplots(1, 3)
+    matched = "train_matching" in rows[0]
+    figure = Figure(figsize=(14 if matched else 11, 3.2), layout="constrained")
+    *first, likelihood, error, cost = figure.subplots(1, 4 if matched else 3)
     for part, colour in (("train", GREY), ("validation", BLUE)):
+        for axes in first:
+            plot(axes, rows, f"{part}_matching", part, colour)
         plot(likelihood, rows, f"{part}_bits_per_dim", part, colour)
         plot(error, rows, f"{part}_error_percent", part, colour)
     plot(cost, rows, "nfe_forward", "forward", GREEN)
     plot(cost, rows, "nfe_backward", "backward", RED)
+    for axes in first:
+        tidy(axes, "Matching", "epoch", "squared error of the field")
     tidy(likelihood, "Likelihood", "epoch", "bits per dimension")
     tidy(error, "Wrong labels", "epoch", "percent")
     tidy(cost, "Field evaluations per step", "epoch", "evaluations, all blocks")
     cost.set_ylim(bottom=0)
-    for axes in (likelihood, error, cost):
+    for axes in (*first, likelihood, error, cost):
         if axes.get_lines():
             axes.legend(frameon=False, fontsize=9)
         else:
@@ -103,7 +108,8 @@ def plot(axes: Axes, rows: Rows, name: str, label: str, colour: str) -> None:
     points = [(row["epoch"], row[name]) for row in rows if row.get(name) is not None]
     if points:
         epochs, values = zip(*points, strict=True)
-        axes.plot(epochs, values, color=colour, label=label, linewidth=1.8)
+        mark = "o" if len(points) < 5 else None
+        axes.plot(epochs, values, color=colour, label=label, linewidth=1.8, marker=mark)
 
 
 def tolerances(rows: Rows) -> bytes:

@@ -25,6 +25,7 @@ __all__ = ["read_metrics", "write_report"]
 
 SHOWN = (
     "epoch",
+    "train_matching",
     "train_bits_per_dim",
     "validation_bits_per_dim",
     "train_error_percent",
@@ -69,13 +70,19 @@ def write_report(run: Run) -> Path:
         figures=headline(evaluation) if evaluation else [],
         warnings=warnings_of(evaluation) if evaluation else [],
         sections=parts,
-        table={"names": SHOWN, "rows": [[cell(row.get(n)) for n in SHOWN] for row in rows[-8:]]},
+        table=last_rows(rows),
         config=(run.folder / "config.toml").read_text(),
         facts=facts_of(run, environment),
     )
     path = run.folder / "report.html"
     write(path, text.encode())
     return path
+
+
+def last_rows(rows: list[dict[str, float | None]]) -> dict[str, Any]:
+    """The end of the figures of training, in those columns that it has."""
+    names = [name for name in SHOWN if name in rows[0]]
+    return {"names": names, "rows": [[cell(row[name]) for name in names] for row in rows[-8:]]}
 
 
 def kind(model: InfoCNF) -> str:
@@ -102,7 +109,9 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
             rows = list(csv.DictReader(stream))
         if not rows:
             raise ValueError("it has no rows")
-        return [{k: float(v) if v else None for k, v in row.items()} for row in rows]
+        return [
+            {k: float(v) if v else None for k, v in row.items() if k != "stage"} for row in rows
+        ]
     except (OSError, ValueError) as error:
         raise InputError(
             f"{run.folder / 'metrics.csv'} cannot be read ({error}): train for an epoch first"
@@ -120,12 +129,15 @@ def read_evaluation(run: Run) -> dict[str, Any] | None:
 
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
     """The figures everyone looks for."""
+    one_step, cheap = evaluation.get("one_step", {}), evaluation.get("within_budget", {})
     found = [
         ("test error", evaluation["error_percent"], "{:.2f} %"),
+        ("test error, read in one step", one_step.get("error_percent"), "{:.2f} %"),
         ("bits per dimension, labels given", evaluation["bits_per_dim"], "{:.3f}"),
         ("bits per dimension, over all labels", evaluation["bits_per_dim_marginal"], "{:.3f}"),
         ("numerical error, bits/dim", evaluation["numerical_error_bits_per_dim"], "{:.1e}"),
         ("field evaluations per example", evaluation["nfe_forward"], "{:.0f}"),
+        (f"the same within {cheap.get('budget')} bits/dim", cheap.get("nfe_forward"), "{:.0f}"),
         ("calibration error", evaluation["calibration_error"], "{:.3f}"),
     ]
     return [{"name": n, "value": form.format(v)} for n, v, form in found if v is not None]
@@ -196,6 +208,11 @@ def plots_of_rows(model: InfoCNF, data: Dataset, preparation: Preparation) -> li
 def progress(rows: list[dict[str, float | None]]) -> Part:
     """How training went."""
     text = "Training figures are those of each epoch's steps, at the tolerances of training."
+    if "train_matching" in rows[0]:
+        text += (
+            " Epochs of matching have a loss of their own, read labels in one step and see no "
+            "likelihood until their end."
+        )
     return Part("Training", text, [figures.curves(rows), figures.tolerances(rows)])
 
 

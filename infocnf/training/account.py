@@ -9,9 +9,16 @@ from torch import Tensor
 
 from infocnf.flows.bijection import BlockSolve
 from infocnf.models import Categorical, InfoCNF
-from infocnf.objectives import Objective
+from infocnf.objectives import Matching, Objective
 
-__all__ = ["BLOCK", "Account", "account_of", "spread"]
+__all__ = [
+    "Account",
+    "account_names",
+    "account_of",
+    "account_of_matching",
+    "spread",
+    "validation_of_matching",
+]
 
 
 @dataclass
@@ -60,6 +67,46 @@ def account_of(model: InfoCNF, objective: Objective, labels: dict[str, Tensor]) 
     for solve in objective.stats.solves:
         sums.update(account_of_block(solve, count))
     return sums
+
+
+def account_of_matching(
+    model: InfoCNF, matching: Matching, labels: dict[str, Tensor]
+) -> dict[str, float]:
+    """Sums over the examples of a step of matching, whose answers were read in one step."""
+    count = float(len(matching.losses))
+    evaluations = count * (2.0 if matching.answers else 1.0)
+    return {
+        "examples": count,
+        "loss": total(matching.losses),
+        "matching": total(matching.error),
+        "cross_entropy": total(matching.cross_entropy),
+        "forward": evaluations,
+        "backward": evaluations,
+        **wrong_answers(model, matching.answers, labels),
+    }
+
+
+def validation_of_matching(sums: dict[str, float], alone: bool) -> dict[str, float]:
+    """What a validation keeps of matching: its loss would not compare with the exact objective's,
+    and the label's error is the exact one's where there is one.
+    """
+    kept = ("examples", "matching", "error_percent", "squared_error") if alone else ("matching",)
+    found = {name: value for name, value in sums.items() if name in kept}
+    read = {"one_step_error_percent": sums["error_percent"]} if "error_percent" in sums else {}
+    return {**found, **read}
+
+
+def account_names(model: InfoCNF) -> list[str]:
+    """What is added up over processes."""
+    fixed = (
+        "examples loss bits_per_dim matching cross_entropy forward backward rejected failed stop "
+        "save one_step_error_percent"
+    )
+    kinds = [isinstance(model.factors[name], Categorical) for name in model.code.heads]
+    errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))
+    blocks = range(len(model.flow.blocks))
+    each = [f"{name}_{block}" for name in BLOCK for block in blocks]
+    return [*fixed.split(), *errors, *each, *model.policy.figures]
 
 
 def total(values: Tensor) -> float:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from infocnf.data import Dataset, load_data
 from infocnf.errors import InputError
+from infocnf.flows import Gaussianise
+from infocnf.flows.marginals import column_tables, pixel_tables
 from infocnf.models import InfoCNF
 from infocnf.models.pretrained import default_dtype
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import policy_from_config
-from infocnf.training.config import Config
+from infocnf.training.config import Config, Recipe
 from infocnf.training.order import Order
 
 __all__ = ["build_data", "build_model", "settle"]
+
+LARGEST_BINS = 64  # of a column
 
 
 def build_data(config: Config) -> Dataset:
@@ -32,13 +37,18 @@ def settle(config: Config, data: Dataset) -> Config:
     """The configuration with as many epochs as give the steps it wants at least, and with paths
     that hold from anywhere.
     """
-    training, places = config.training, config.data.model_dump(include={"path", "directory"})
-    order = Order(len(data.parts["train"]), training.batch_size, training.seed)
-    epochs = max(training.epochs, -(-training.min_steps // order.steps))
+    places = config.data.model_dump(include={"path", "directory"})
     absolute = {k: str(Path(place).expanduser().absolute()) for k, place in places.items() if place}
+
+    def settled(recipe: Recipe) -> Recipe:
+        steps = Order(len(data.parts["train"]), recipe.batch_size, config.training.seed).steps
+        epochs = max(recipe.epochs, -(-recipe.min_steps // steps))
+        return recipe.model_copy(update={"epochs": epochs})
+
     return config.model_copy(
         update={
-            "training": training.model_copy(update={"epochs": epochs}),
+            "matching": settled(config.matching),
+            "training": settled(config.training),
             "data": config.data.model_copy(update=absolute),
         }
     )
@@ -47,14 +57,41 @@ def settle(config: Config, data: Dataset) -> Config:
 def build_model(config: Config, data: Dataset) -> InfoCNF:
     """A fresh model for the shape and the labels of the data."""
     arguments = config.model.model_dump()
+    tables = marginal_tables(data) if arguments["marginals"] else None
+    arguments["marginals"] = tables[1].shape[1] if tables else 0
     with default_dtype(getattr(torch, config.training.precision)):
         torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
         try:
-            return InfoCNF(
+            model = InfoCNF(
                 data.shape,
                 data.factors if data.raw.labels else {},
                 tolerance=policy_from_config(config.tolerance),
                 **arguments,
             )
+            if "matching" in config.training.stages:
+                check_matching(model, config.model.separation)
         except (ValueError, TypeError) as error:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
+    if tables:
+        for module in model.modules():
+            if isinstance(module, Gaussianise):
+                module.fit(*tables)
+    return model
+
+
+def check_matching(model: InfoCNF, separation: float) -> None:
+    """Refuse a model that matching cannot train."""
+    _ = model.flow.single  # says so itself
+    if model.code.heads and not separation:
+        raise ValueError("matching tells labels apart by model.separation, which is 0: set it to 1")
+
+
+def marginal_tables(data: Dataset) -> tuple[Tensor, Tensor]:
+    """Histograms of the training examples, pixel by pixel or column by column."""
+    x, _ = data.examples("train")
+    preparation = data.preparation
+    if preparation.is_images:
+        images = torch.cat([x, x.flip(-1)]) if preparation.flip else x
+        return pixel_tables(images, preparation.levels)
+    rows = preparation(x, torch.float64)
+    return column_tables(rows, bins=max(1, min(LARGEST_BINS, len(rows) // 16)))

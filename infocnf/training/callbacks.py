@@ -26,7 +26,7 @@ from infocnf.training.module import FlowModule
 __all__ = ["Journal", "Keeper"]
 
 log = logging.getLogger("infocnf")
-Row = dict[str, float | int | None]
+Row = dict[str, float | int | str | None]
 
 
 class Journal(Callback):
@@ -57,7 +57,7 @@ class Journal(Callback):
         pl_module.skipped = 0
         if trainer.is_global_zero:
             write(self.path, to_csv(self.rows).encode())
-            figures = {name: float(value) for name, value in row.items() if value is not None}
+            figures = {n: float(v) for n, v in row.items() if isinstance(v, int | float)}
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=trainer.global_step)
 
@@ -74,7 +74,12 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     """The figures of an epoch, by the names of the run directory's format."""
     train, validation = module.epoch, module.validation
     row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
-    for name in ("loss", "bits_per_dim", "error_percent"):
+    names = ["loss", "bits_per_dim", "error_percent"]
+    if module.plan.stages[0].name == "matching":
+        row["stage"] = module.stage.name
+        row["validation_one_step_error_percent"] = validation.mean("one_step_error_percent")
+        names.append("matching")
+    for name in names:
         row[f"train_{name}"] = train.mean(name)
         row[f"validation_{name}"] = validation.mean(name)
     row["nfe_forward"], row["nfe_backward"] = train.mean("forward"), train.mean("backward")
@@ -194,7 +199,7 @@ class Keeper(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, and stop where any process wanted it."""
         assert isinstance(pl_module, FlowModule)
-        final = trainer.current_epoch + 1 == pl_module.config.training.epochs
+        final = trainer.current_epoch + 1 == pl_module.plan.epochs
         if final and pl_module.config.training.select == "last":
             self.keep(trainer, pl_module)
         self.save(trainer)

@@ -62,7 +62,7 @@ class ModelConfig(Section):
     place: str | list[int] = Field(
         "first_scale", description="first_scale, last_scale, every_scale, or indices"
     )
-    architecture: str = Field("auto", description="auto, multiscale, flat")
+    architecture: str = Field("auto", description="auto, multiscale, flat, unet, residual")
     trace: str = Field("auto", description="auto, exact, hutchinson")
     scales: Positive | None = Field(None, description="as many as the size allows when left out")
     blocks: Positive = Field(2, description="blocks before and after each squeeze")
@@ -78,6 +78,12 @@ class ModelConfig(Section):
     max_steps: Positive = Field(4096, description="attempted steps until a sample is given up")
     gradient: str = Field("checkpoint", description="checkpoint, backprop, adjoint")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout before the classifiers")
+    marginals: bool = Field(
+        False, description="make each pixel or column normal by its histogram (unet, residual)"
+    )
+    separation: Weight = Field(
+        0.0, description="how far apart labels start in the code; matching needs it"
+    )
     compile: bool = Field(False, description="compile fields and divergences")
 
 
@@ -89,8 +95,8 @@ class ObjectiveConfig(Section):
     jacobian: Weight = Field(0.0, description="weight of the fields' squared Jacobian norm")
 
 
-class TrainingConfig(Section):
-    """How it is minimised."""
+class Recipe(Section):
+    """How an objective is minimised."""
 
     epochs: Positive = Field(400, description="passes through the training part")
     min_steps: Annotated[int, Field(ge=0)] = Field(
@@ -99,7 +105,6 @@ class TrainingConfig(Section):
     batch_size: Positive = Field(900, description="examples per step, over all processes")
     micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
     learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")
-    policy_learning_rate: Share = Field(1e-2, description="of the gates of learned tolerances")
     weight_decay: Weight = Field(0.0, description="decoupled weight decay (AdamW)")
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps until the full learning rate")
     schedule: Literal["constant", "cosine"] = Field("constant", description="constant, cosine")
@@ -109,12 +114,59 @@ class TrainingConfig(Section):
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="decay of the moving average of weights; 0: none"
     )
+    validate_every: Positive = Field(1, description="epochs between validations")
+
+
+class MatchingConfig(Recipe):
+    """The stage of flow matching, where there is one: no simulation, one evaluation per step."""
+
+    epochs: Positive = Field(100, description="passes through the training part")
+    batch_size: Positive = Field(64, description="examples per step, over all processes")
+    learning_rate: Share = Field(4e-3, description="of the flow")
+    warmup: Annotated[int, Field(ge=0)] = Field(50, description="steps until the full rate")
+    schedule: Literal["constant", "cosine"] = Field("cosine", description="constant, cosine")
+    clip: Share | None = Field(1.0, description="largest norm of a step's gradient")
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.995, description="decay of the moving average of weights; 0: none"
+    )
+    validate_every: Positive = Field(
+        10**6, description="epochs between exact validations; the last epoch has one anyway"
+    )
+    beta: Weight = Field(0.1, description="weight of the cross-entropy of labels read in one step")
+    times: Literal["uniform", "logit_normal", "data"] = Field(
+        "logit_normal", description="distribution of times: uniform, logit_normal, data"
+    )
+    erase: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of an example that is noise where labels are read"
+    )
+    transport: bool = Field(False, description="deal codes out within classes by optimal transport")
+    refit: Annotated[int, Field(ge=0)] = Field(
+        2000, description="examples to whose codes the prior is fitted afterwards; 0: none"
+    )
+
+
+class TrainingConfig(Recipe):
+    """How the objective is minimised, and what is common to all stages."""
+
+    stages: list[Literal["matching", "likelihood"]] = Field(
+        ["likelihood"], description="what is done, in order: matching, likelihood"
+    )
+    policy_learning_rate: Share = Field(1e-2, description="of the gates of learned tolerances")
     precision: Literal["float32", "float64"] = Field("float32", description="float32, float64")
     seed: Seed = Field(0, description="seed of weights, order and noise")
-    validate_every: Positive = Field(1, description="epochs between validations")
     select: Literal["best", "last"] = Field("best", description="model to keep: best, last")
     checkpoint_minutes: Weight = Field(10.0, description="minutes between checkpoints in an epoch")
     patience: Positive = Field(3, description="bad steps in a row until a roll-back")
+
+    @field_validator("stages")
+    @classmethod
+    def check_stages(cls, value: list[str]) -> list[str]:
+        """Each at most once, matching first."""
+        if value not in (["matching"], ["likelihood"], ["matching", "likelihood"]):
+            raise ValueError(
+                f'must be ["matching"], ["likelihood"] or ["matching", "likelihood"], got {value}'
+            )
+        return value
 
 
 class EvaluationConfig(Section):
@@ -122,6 +174,12 @@ class EvaluationConfig(Section):
 
     tolerance: Share = Field(1e-5, description="tolerance of the solver")
     batch_size: Positive = Field(500, description="examples solved at a time; changes no result")
+    budget: Share | None = Field(
+        1e-3, description="numerical error in bits/dim for which a tolerance is found; none: none"
+    )
+    limit: Positive | None = Field(
+        None, description="examples whose likelihood is evaluated; all when left out"
+    )
 
 
 class TrainerConfig(Section):
@@ -145,6 +203,7 @@ class Config(Section):
         "budget, learned) and its arguments",
     )
     objective: ObjectiveConfig = ObjectiveConfig()
+    matching: MatchingConfig = MatchingConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     trainer: TrainerConfig = TrainerConfig()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from infocnf.objectives import Objective
+from infocnf.objectives import Matching, Objective
 from infocnf.ode import SolveError
 
 __all__ = ["solvable"]
 
 
+Found = TypeVar("Found", bound=Objective | Matching)
+
+
 def solvable(
-    attempt: Callable[[Tensor, str | None], Objective], count: int
-) -> tuple[Objective | None, Tensor]:
+    attempt: Callable[[Tensor, str | None], Found], count: int
+) -> tuple[Found | None, Tensor]:
     """The objective of those examples that can be solved and have a finite loss, and which they
     are.
 

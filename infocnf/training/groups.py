@@ -11,24 +11,16 @@ from typing import Any
 import torch
 
 from infocnf.models import InfoCNF
-from infocnf.training.config import TrainingConfig
 
 __all__ = ["average_gradients", "parameter_groups"]
 
 
-def parameter_groups(model: InfoCNF, training: TrainingConfig) -> list[dict[str, Any]]:
-    """The groups as an optimiser wants them, with their full learning rate as ``base``."""
+def parameter_groups(model: InfoCNF) -> list[dict[str, Any]]:
+    """The groups as an optimiser wants them; rates and decay are set at every step."""
     policy = list(model.policy.parameters())
     known = {id(parameter) for parameter in policy}
     flow = [p for p in model.parameters() if id(p) not in known]
-    groups = [
-        {"params": flow, "base": training.learning_rate, "weight_decay": training.weight_decay}
-    ]
-    if policy:
-        groups.append(
-            {"params": policy, "base": training.policy_learning_rate, "weight_decay": 0.0}
-        )
-    return groups
+    return [{"params": group, "weight_decay": 0.0} for group in (flow, policy) if group]
 
 
 def average_gradients(

@@ -23,11 +23,17 @@ from torch.optim.swa_utils import AveragedModel
 from infocnf.data import Dataset
 from infocnf.errors import WorkError
 from infocnf.flows import ContinuousBlock
-from infocnf.models import Categorical, InfoCNF
-from infocnf.objectives import Objective, likelihood_objective
+from infocnf.models import InfoCNF
+from infocnf.objectives import Matching, Objective
 from infocnf.ode import AdjointError
 from infocnf.ode.streams import combine_seeds
-from infocnf.training.account import BLOCK, Account, account_of
+from infocnf.training.account import (
+    Account,
+    account_names,
+    account_of,
+    account_of_matching,
+    validation_of_matching,
+)
 from infocnf.training.average import averaging
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
@@ -35,6 +41,8 @@ from infocnf.training.groups import average_gradients, parameter_groups
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
+from infocnf.training.stages import Plan, Stage
+from infocnf.training.transition import begin_stage, finish_matching
 
 __all__ = ["FlowModule"]
 
@@ -56,16 +64,15 @@ class FlowModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config, self.model = config, model
-        decay = config.training.ema
-        self.average = AveragedModel(model, multi_avg_fn=averaging(decay)) if decay else None
-        if self.average is not None:
-            self.average.requires_grad_(False)
         self.preparation, self.classes = data.preparation, data.raw.classes
         self.examples = {part: data.examples(part) for part in ("train", "validation")}
-        self.order = Order(
-            len(self.examples["train"][0]), config.training.batch_size, config.training.seed
-        )
-        self.names = self.account_names()
+        self.plan = Plan(config, len(self.examples["train"][0]), self.preparation)
+        averaged = any(stage.recipe.ema for stage in self.plan.stages)
+        decay = averaging(lambda: self.stage.recipe.ema)
+        self.average = AveragedModel(model, multi_avg_fn=decay) if averaged else None
+        if self.average is not None:
+            self.average.requires_grad_(False)
+        self.names = account_names(model)
 
         self.epoch, self.validation = Account(), Account()
         self.latest: dict[str, float] = {}  # of the last step
@@ -77,18 +84,15 @@ class FlowModule(LightningModule):
         self.decided = dict.fromkeys(self.votes, False)
         self.waited = 0.0
 
-    def account_names(self) -> list[str]:
-        """What is added up over processes."""
-        fixed = (
-            "examples loss bits_per_dim cross_entropy forward backward rejected failed stop save"
-        )
-        kinds = [
-            isinstance(self.model.factors[name], Categorical) for name in self.model.code.heads
-        ]
-        errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))
-        blocks = range(len(self.model.flow.blocks))
-        each = [f"{name}_{block}" for name in BLOCK for block in blocks]
-        return [*fixed.split(), *errors, *each, *self.model.policy.figures]
+    @property
+    def stage(self) -> Stage:
+        """What the run is doing."""
+        return self.plan.at(self.current_epoch)
+
+    @property
+    def order(self) -> Order:
+        """Which examples the steps of this epoch see."""
+        return self.stage.order
 
     @property
     def evaluated(self) -> InfoCNF:
@@ -97,9 +101,8 @@ class FlowModule(LightningModule):
 
     @property
     def validates(self) -> bool:
-        """Whether this epoch ends with a validation: every so many do, and the last one."""
-        training, epoch = self.config.training, self.current_epoch + 1
-        return epoch % training.validate_every == 0 or epoch == training.epochs
+        """Whether this epoch ends with an exact validation."""
+        return self.stage.validates(self.current_epoch)
 
     @property
     def blocks(self) -> Sequence[ContinuousBlock]:
@@ -118,14 +121,15 @@ class FlowModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam for the flow, and for the weights of a tolerance policy apart."""
-        return torch.optim.AdamW(parameter_groups(self.model, self.config.training), lr=0.0)
+        return torch.optim.AdamW(parameter_groups(self.model), lr=0.0)
 
     def training_step(self, batch: object, batch_idx: int) -> None:
         """One step; the batch is that of this epoch and number."""
-        started = perf_counter()
-        number = self.current_epoch * self.order.steps + batch_idx
-        total = self.config.training.epochs * self.order.steps
-        self.model.policy.begin_step(number / total)
+        started, stage = perf_counter(), self.stage
+        number = stage.number(self.current_epoch, batch_idx)
+        if number == 0 and stage.first:
+            begin_stage(self)
+        self.model.policy.begin_step(number / stage.steps)
         # for a policy of one's own that draws from it; all other noise belongs to the examples
         torch.manual_seed(
             int(combine_seeds(self.config.training.seed, number, self.global_rank)) % 2**63
@@ -138,26 +142,34 @@ class FlowModule(LightningModule):
             self.candidate = self.snapshot(number)
         self.optimizer.zero_grad()
         sums = Account()
-        for piece in pieces(len(indices), self.config.training.micro_batch or self.order.examples):
+        for piece in pieces(len(indices), stage.recipe.micro_batch or self.order.examples):
             sums.add(self.learn(indices[piece]))
         sums.add({name: float(vote) for name, vote in self.votes.items()})
         self.reduce(sums)
         self.decided = {name: sums.sums.pop(name) > 0 for name in self.votes}
         self.improve(number, sums)
+        if number + 1 == stage.steps and stage.name == "matching":
+            finish_matching(self)
 
         self.epoch.add({**sums.sums, "seconds": perf_counter() - started})
         self.check_failures()
 
     def validation_step(self, batch: object, batch_idx: int) -> None:
-        """Figures of one batch of the validation part."""
-        if not self.validates:
-            return
+        """Figures of one batch of the validation part: of the exact objective where this epoch has
+        them, of matching where it goes on.
+        """
         piece = self.validation_pieces()[batch_idx]
         x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
         model = self.evaluated.eval()
+        if self.stage.name == "matching":
+            found = self.plan.matching(model, self.preparation(x, self.model_dtype), labels)
+            read = account_of_matching(model, found, labels)
+            self.validation.add(validation_of_matching(read, alone=not self.validates))
+        if not self.validates:
+            return
 
         def attempt(kept: Tensor, stepping: str | None) -> Objective:
-            return self.objective(
+            return self.plan.likelihood(
                 model,
                 self.preparation(x[kept], self.model_dtype),
                 {name: y[kept] for name, y in labels.items()},
@@ -186,15 +198,13 @@ class FlowModule(LightningModule):
         seeds = combine_seeds(self.config.training.seed, self.current_epoch, indices)
         seeds = seeds.to(self.device)
 
-        def attempt(kept: Tensor, stepping: str | None) -> Objective:
-            return self.objective(
+        def attempt(kept: Tensor, stepping: str | None) -> Objective | Matching:
+            return self.stage.objective(
                 self.model,
                 self.preparation(x[kept], self.model_dtype, seeds[kept]),
                 {name: y[kept] for name, y in labels.items()},
                 seeds=seeds[kept],
                 stepping=stepping,
-                kinetic=self.config.objective.kinetic,
-                jacobian=self.config.objective.jacobian,
             )
 
         objective, kept = solvable(attempt, len(x))
@@ -207,32 +217,16 @@ class FlowModule(LightningModule):
             log.warning("%s", error)
             return {"examples": float(len(kept)), "loss": math.nan}
         mine = {name: y[kept] for name, y in labels.items()}
+        if isinstance(objective, Matching):
+            return {**failed, **account_of_matching(self.model, objective, mine)}
         return {**failed, **account_of(self.model, objective, mine)}
-
-    def objective(
-        self,
-        model: InfoCNF,
-        x: Tensor,
-        labels: dict[str, Tensor],
-        **options: Any,  # noqa: ANN401
-    ) -> Objective:
-        """The objective of prepared examples, their likelihood in units of the data."""
-        return likelihood_objective(
-            model,
-            x,
-            labels or None,
-            beta=self.config.objective.beta,
-            levels=self.preparation.levels,
-            log_scale=self.preparation.log_scale,
-            **options,
-        )
 
     def improve(self, number: int, sums: Account) -> None:
         """Take the step, unless it is no good."""
         norm, gates = math.nan, self.model.policy.gradients()
         if sums.examples:
             norm = average_gradients(
-                self.optimizer.param_groups, sums.examples, self.config.training.clip
+                self.optimizer.param_groups, sums.examples, self.stage.recipe.clip
             )
         reason = ""
         if sums.sums.get("failed", 0.0) > sums.examples:
@@ -244,9 +238,12 @@ class FlowModule(LightningModule):
             self.give_up_step(number, reason)
             return
 
-        factor = rate_factor(self.config.training, number, self.order.steps) * 0.5**self.halvings
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["base"] * factor
+        recipe = self.stage.recipe
+        factor = rate_factor(recipe, number, self.order.steps) * 0.5**self.halvings
+        flow, *gates_group = self.optimizer.param_groups
+        flow.update(lr=recipe.learning_rate * factor, weight_decay=recipe.weight_decay)
+        for group in gates_group:
+            group["lr"] = self.config.training.policy_learning_rate * factor
         self.optimizer.step()
         self.streak = 0
         if self.candidate is not None:
@@ -254,7 +251,8 @@ class FlowModule(LightningModule):
         if gates:
             sums.add({**gates, "learning": sums.examples})
         figures = {name: value for name, value in sums.means().items() if value is not None}
-        self.model.policy.end_step(figures)
+        if self.stage.name == "likelihood":
+            self.model.policy.end_step(figures)
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.latest = {**figures, "gradient_norm": norm, "rate": factor}

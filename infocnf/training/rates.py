@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 
-from infocnf.training.config import TrainingConfig
+from infocnf.training.config import Recipe
 
 __all__ = ["rate_factor"]
 
 
-def rate_factor(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+def rate_factor(config: Recipe, step: int, steps_per_epoch: int) -> float:
     """Factor of the learning rate at a step, counted from 0; halvings are not included."""
     factor = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
     epoch = step // steps_per_epoch

@@ -49,6 +49,7 @@ from infocnf.training.settings import (
     read_tables,
     to_toml,
 )
+from infocnf.training.stages import epochs_of
 
 __all__ = ["Run", "begin", "resume"]
 
@@ -200,7 +201,7 @@ def resume(
                 f"{changed[0]} cannot change in a run that has begun: start a new one with --out"
             )
         done = len(rows_of(checkpoint))
-        if wanted.training.epochs != config.training.epochs and wanted.training.epochs <= done:
+        if wanted.training.epochs != config.training.epochs and epochs_of(wanted) <= done:
             raise InputError(
                 f"training.epochs={wanted.training.epochs}: it has done {done}, want more"
             )
@@ -287,7 +288,8 @@ def make_trainer(run: Run, config: Config, callbacks: Sequence[Callback]) -> Tra
             devices=config.trainer.devices,
             num_nodes=config.trainer.nodes,
             strategy=SummedGradients() if world > 1 else "auto",
-            max_epochs=config.training.epochs,
+            max_epochs=epochs_of(config),
+            reload_dataloaders_every_n_epochs=1,  # stages differ in their steps
             num_sanity_val_steps=0,
             callbacks=[*callbacks, Journal(run.folder / "metrics.csv"), Keeper(run.folder)],
             logger=TensorBoardLogger(run.folder, name="", version=""),

@@ -1,0 +1,60 @@
+"""Flows of a single block, which can be trained without simulation: a U-Net's for images, a
+residual network's for vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from infocnf.flows.bijection import Bijection, Chain
+from infocnf.flows.marginals import Gaussianise
+from infocnf.flows.multiscale import BlockFactory, ScaledFlow
+from infocnf.flows.pixels import Logit, Scale
+from infocnf.flows.reshaping import Squeeze
+from infocnf.networks.residual import residual_field, unet_field
+
+__all__ = ["single_flow"]
+
+
+def single_flow(
+    shape: tuple[int, ...],
+    make_block: BlockFactory,
+    *,
+    blocks: int = 1,
+    hidden: Sequence[int] = (32, 64),
+    alpha: float = 1e-6,
+    marginals: int = 0,
+) -> ScaledFlow:
+    """Flow of images ``(batch, channels, height, width)`` with pixels in [0, 1], or of vectors
+    ``(batch, features)``.
+
+    From data to latent: the marginals made normal (or the logit of pixels), a squeeze where sides
+    are even, the block, and a scale, which is the identity until it is fitted.
+
+    Arguments:
+        shape: Shape of one sample.
+        make_block: Makes a continuous block of a field, a shape and an index.
+        blocks: Residual blocks on each side of a level.
+        hidden: Channels at each level; widths of the residual network of vectors.
+        alpha: Mass beyond either end of a pixel's range, or margin of the logit.
+        marginals: Bins of the histograms by which marginals become normal; 0: none.
+    """
+    images = len(shape) == 3
+    parts: list[Bijection] = []
+    if marginals:
+        parts.append(Gaussianise(shape, marginals, alpha))
+    elif images:
+        parts.append(Logit(alpha))
+    state = shape
+    if images and shape[1] % 2 == 0 and shape[2] % 2 == 0:
+        parts.append(Squeeze())
+        state = (4 * shape[0], shape[1] // 2, shape[2] // 2)
+    if len(state) == 3:
+        field = unet_field((state[0], state[1], state[2]), hidden, blocks)
+    else:
+        field = residual_field(state[0], hidden, blocks)
+    parts += [make_block(field, state, 0), Scale(torch.zeros(state), torch.ones(state))]
+
+    return ScaledFlow([Chain(parts)], [state])

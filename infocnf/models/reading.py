@@ -1,0 +1,107 @@
+r"""The label in one evaluation of the field.
+
+Along straight mixtures :math:`z_t = (1 - t)\, x + t\, z` the best field is :math:`f(z_t, t) = E[z -
+x \mid z_t]`, so that :math:`E[z \mid z_t] = z_t + (1 - t)\, f(z_t, t)`. At the data end, where
+nothing of the code's own noise is visible yet,
+
+.. math:: E[z_y \mid x] = x_y + f_y(x, 0) = \sum_y p(y \mid x)\, \mu(y) ,
+
+a convex mixture of the classes' means, and :math:`p(y \mid x)` is read off it by least squares; of
+a real factor, whose mean is linear in the label, the expected label is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from infocnf.flows import Traversal
+from infocnf.models.codes import FactorHead
+from infocnf.models.factors import Categorical
+from infocnf.tolerances import Fixed
+
+if TYPE_CHECKING:
+    from infocnf.models.conditional import InfoCNF
+
+__all__ = ["READS", "approach", "expected_code", "read_head", "read_once", "reads_in_one_step"]
+
+READS = ("flow", "one_step")
+FLOOR = 1e-6  # of a probability that is read
+
+
+def reads_in_one_step(model: InfoCNF) -> bool:
+    """Whether a model was made to be matched, so that one evaluation of its field has a label."""
+    return bool(model.code.heads) and model.separation > 0 and len(model.flow.blocks) == 1
+
+
+def approach(model: InfoCNF, x: Tensor) -> tuple[Tensor, Tensor]:
+    """State at the data end of the only block, ``(batch, *state)``, and the log-determinant of the
+    way there, ``(batch,)``.
+    """
+    before, _, _ = model.flow.single
+    traversal = Traversal(Fixed())  # nothing is solved
+    total = x.new_zeros(len(x))
+    for part in before:
+        x, log_det = part(x, traversal)
+        total = total + log_det
+    return x, total
+
+
+def expected_code(model: InfoCNF, state: Tensor, t: Tensor) -> Tensor:
+    """:math:`E[z_y | z_t]` of states on the way, ``(batch, supervised)``, at times ``()`` or
+    ``(batch,)``.
+    """
+    _, block, after = model.flow.single
+    rest = (1.0 - t).reshape(-1, *[1] * (state.ndim - 1))
+    z = state + rest * block.dynamics.field(t, state)
+    for part in after:  # affine: the mean of the result is the result of the mean
+        z, _ = part(z, Traversal(Fixed()))
+    return model.code.split(z.flatten(1))[0]
+
+
+def read_once(
+    model: InfoCNF, state: Tensor, t: Tensor | None = None, floor: float = FLOOR
+) -> dict[str, Tensor]:
+    """Answers by factor from one evaluation of the field at states on the way; at the data end for
+    no times.
+    """
+    t = state.new_zeros(()) if t is None else t
+    parts = model.code.by_factor(expected_code(model, state, t))
+    return {name: read_head(head, code, floor) for name, (head, code) in parts.items()}
+
+
+def read_head(head: FactorHead, expected: Tensor, floor: float = FLOOR) -> Tensor:
+    """The answer of a factor ``(batch, outputs)``, in the form of its classifier's, from the
+    expected code ``(batch, features)``.
+
+    Arguments:
+        head: Prior and classifier of the factor.
+        expected: :math:`E[z_y | x]`.
+        floor: Probability below which the logarithm goes on as a straight line: a share that was
+            read may be negative, and must have a gradient when it is.
+    """
+    factor = head.factor
+    if isinstance(factor, Categorical):
+        shares = class_shares(head, expected)
+        beyond = math.log(floor) + (shares - floor) / floor
+        return torch.where(shares >= floor, shares.clamp(min=floor).log(), beyond)
+    zero, one = (head.embedded_moments(expected.new_full((1,), u))[0].detach() for u in (0.0, 1.0))
+    slope = one - zero  # the width is that of the answers through the flow
+    location = ((expected - zero) @ slope) / slope.square().sum().clamp(min=1e-12)
+    return torch.stack([location, head.classifier.bias[1].expand_as(location)], -1)
+
+
+def class_shares(head: FactorHead, expected: Tensor) -> Tensor:
+    r"""Shares :math:`p` that sum to one with the least :math:`|\sum_y p_y \mu(y) - E[z_y]|^2`,
+    ``(batch, classes)``; not all positive where the code is no mixture.
+    """
+    classes = head.prior.in_features
+    means = head.embedded_moments(torch.eye(classes).to(expected))[0].detach()
+    centre = means.mean(0)
+    # Centred means sum to zero. Without the tolerance rounding would hide that, and shares would no
+    # longer sum to one.
+    inverse = torch.linalg.pinv((means - centre).double(), rtol=1e-5).to(expected)
+    return 1.0 / classes + (expected - centre) @ inverse

@@ -1,0 +1,46 @@
+"""What happens between the stages of a run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from infocnf.training.refit import refit
+
+if TYPE_CHECKING:
+    from infocnf.training.module import FlowModule
+
+__all__ = ["begin_stage", "finish_matching"]
+
+log = logging.getLogger("infocnf")
+
+
+def begin_stage(module: FlowModule) -> None:
+    """Forget what belongs to the stage before: moments of gradients, roll-backs, averages."""
+    module.plain_optimizer.state.clear()
+    module.candidate = module.good = None
+    module.halvings = module.streak = 0
+    if module.average is not None:
+        module.average.n_averaged.zero_()
+
+
+def finish_matching(module: FlowModule) -> None:
+    """Go on from the averaged weights, with a prior fitted to their codes."""
+    if module.average is not None:
+        module.model.load_state_dict(module.evaluated.state_dict())
+    count = module.config.matching.refit
+    if count:
+        parts = []
+        for part in ("train", "validation"):
+            total = len(module.examples[part][0])
+            x, labels = module.take(part, torch.linspace(0, total - 1, min(count, total)).long())
+            parts.append((module.preparation(x, module.model_dtype), labels))
+        size = module.config.evaluation.batch_size
+        gains = refit(module.model.eval(), parts[0], parts[1], batch_size=size)
+        module.model.train()
+        told = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+        log.info("prior fitted to codes; nats gained per validation example: %s", told)
+    if module.average is not None:
+        module.evaluated.load_state_dict(module.model.state_dict())
