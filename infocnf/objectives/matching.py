@@ -89,8 +89,8 @@ def matching_objective(
         beta: Weight of the cross-entropy.
         times: Distribution of times: ``uniform``, ``logit_normal`` or ``data``.
         transport: Whether codes are dealt out within each class so that lines are short.
-        erase: Share of a sample's dimensions that are noise where its labels are read, lest few of
-            them decide. It helps where examples are few, and makes answers less certain than Bayes'
+        erase: Share of a sample's dimensions that are noise where its labels are read in training,
+            lest few of them decide. It helps where examples are few, and makes answers less certain than Bayes'
             rule would be.
         generator: Source of noise and times.
         seeds: Seeds of each sample's noise and time ``(batch,)``: then the loss is a function of
@@ -119,8 +119,10 @@ def matching_objective(
     if model.code.heads and beta:
         # at the data end for half of the samples, near it for the others
         near = NEAR * (2.0 * torch.special.ndtr(both[:, 1]) - 1.0).clamp(min=0.0)
-        gone = draw_uniform(seeds, state, ERASE) < erase
-        seen = torch.where(gone, draw_normal(seeds, state, ERASE - 1), state)
+        seen = state
+        if erase and model.training:
+            gone = draw_uniform(seeds, state, ERASE) < erase
+            seen = torch.where(gone, draw_normal(seeds, state, ERASE - 1), state)
         answers = read_once(model, mixture(seen, z, near), near, FLOOR)
         for name, answer in answers.items():
             cross_entropy = cross_entropy + model.factors[name].loss(answer, labels[name])
