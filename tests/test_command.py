@@ -253,7 +253,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert kept == (uninterrupted / "model" / "model.safetensors").read_bytes()
 
 
-STAGES = ["digits", *SETTINGS, "--set", "matching.epochs=12", "--set", "training.epochs=3"]
+STAGES = ["digits-matching", *SETTINGS, "--set", "matching.epochs=12", "--set", "training.epochs=3"]
 
 
 @pytest.fixture(scope="module")

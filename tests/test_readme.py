@@ -34,7 +34,9 @@ def test_the_loop_of_the_page_on_tolerances_runs() -> None:
     exec(compile(block, str(page), "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/command.md", "docs/tolerances.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md"]
+)
 def test_the_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^    infocnf (.*)$", (README.parent / page).read_text(), re.MULTILINE)
     assert len(lines) > 3

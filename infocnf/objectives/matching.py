@@ -90,8 +90,8 @@ def matching_objective(
         times: Distribution of times: ``uniform``, ``logit_normal`` or ``data``.
         transport: Whether codes are dealt out within each class so that lines are short.
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
-            lest few of them decide. It helps where examples are few, and makes answers less certain than Bayes'
-            rule would be.
+            lest few of them decide. It helps where examples are few, and makes answers less certain
+            than Bayes' rule would be.
         generator: Source of noise and times.
         seeds: Seeds of each sample's noise and time ``(batch,)``: then the loss is a function of
             samples, seeds and weights alone (but for ``transport``, which looks at the batch).
