@@ -203,8 +203,8 @@ class Config(Section):
         "budget, learned) and its arguments",
     )
     objective: ObjectiveConfig = ObjectiveConfig()
-    matching: MatchingConfig = MatchingConfig()
     training: TrainingConfig = TrainingConfig()
+    matching: MatchingConfig = MatchingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     trainer: TrainerConfig = TrainerConfig()
 
