@@ -24,7 +24,7 @@ from infocnf.training.build import build_data, build_model
 from infocnf.training.checkpoints import intact, latest
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
-from infocnf.training.groups import parameter_groups
+from infocnf.training.groups import parameter_groups, set_rates
 from infocnf.training.order import Order, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.settings import explain, keys, parse_config, read_tables, to_toml
@@ -184,9 +184,10 @@ def test_gates_neither_clip_nor_decay_with_the_flow(tmp_path: Path) -> None:
     """The flow's weights after a step do not depend on how loud its gates are."""
     own = ["training.weight_decay=0.1", "training.policy_learning_rate=0.03"]
     config = tiny("tolerance.name=learned", *own)
-    flow, gates = parameter_groups(build_model(config, build_data(config)), config.training)
+    flow, gates = parameter_groups(build_model(config, build_data(config)))
+    set_rates([flow, gates], config.training, 0.03, factor=0.5)
     assert (flow["weight_decay"], gates["weight_decay"]) == (0.1, 0.0)
-    assert (flow["base"], gates["base"]) == (config.training.learning_rate, 0.03)
+    assert (flow["lr"], gates["lr"]) == (0.5 * config.training.learning_rate, 0.015)
     found = []
     for alpha in (0.1, 1e6):
         own = [f"tolerance.{s}" for s in ("name=learned", f"alpha={alpha}")]
@@ -253,7 +254,7 @@ def test_the_average_of_weights_is_what_is_kept(tmp_path: Path) -> None:
     assert any(not torch.equal(value, state[f"model.{name}"]) for name, value in kept.items())
 
     values, mean = [torch.tensor([1.0]), torch.tensor([3.0])], [torch.tensor([1.0])]
-    averaging(0.5)(mean, [values[1]], 1)  # (1 + 1) / (10 + 1) is kept at first
+    averaging(lambda: 0.5)(mean, [values[1]], 1)  # (1 + 1) / (10 + 1) is kept at first
     assert mean[0].item() == pytest.approx(1.0 * 2 / 11 + 3.0 * 9 / 11)
 
 

@@ -80,7 +80,7 @@ def evaluate(
                 progress=progress,
             )
         adaptive = all(block.solver["steps"] is None for block in model.flow.blocks)
-        allowed = config.budget if not any(chosen) and adaptive else None
+        allowed = (config.budget or None) if not any(chosen) and adaptive else None
     else:
         allowed, adaptive = budget, True
     within = {}

@@ -125,7 +125,6 @@ class MatchingConfig(Recipe):
     learning_rate: Share = Field(4e-3, description="of the flow")
     warmup: Annotated[int, Field(ge=0)] = Field(50, description="steps until the full rate")
     schedule: Literal["constant", "cosine"] = Field("cosine", description="constant, cosine")
-    clip: Share | None = Field(1.0, description="largest norm of a step's gradient")
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.995, description="decay of the moving average of weights; 0: none"
     )
@@ -174,8 +173,8 @@ class EvaluationConfig(Section):
 
     tolerance: Share = Field(1e-5, description="tolerance of the solver")
     batch_size: Positive = Field(500, description="examples solved at a time; changes no result")
-    budget: Share | None = Field(
-        1e-3, description="numerical error in bits/dim for which a tolerance is found; none: none"
+    budget: Weight = Field(
+        1e-3, description="numerical error in bits/dim for which a tolerance is found; 0: none"
     )
     limit: Positive | None = Field(
         None, description="examples whose likelihood is evaluated; all when left out"

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from infocnf.models import InfoCNF
+from infocnf.training.config import Recipe
 
-__all__ = ["average_gradients", "parameter_groups"]
+__all__ = ["average_gradients", "parameter_groups", "set_rates"]
 
 
 def parameter_groups(model: InfoCNF) -> list[dict[str, Any]]:
@@ -21,6 +22,16 @@ def parameter_groups(model: InfoCNF) -> list[dict[str, Any]]:
     known = {id(parameter) for parameter in policy}
     flow = [p for p in model.parameters() if id(p) not in known]
     return [{"params": group, "weight_decay": 0.0} for group in (flow, policy) if group]
+
+
+def set_rates(
+    groups: Sequence[dict[str, Any]], recipe: Recipe, gates: float, factor: float
+) -> None:
+    """Rates of a step: the recipe's and that of gates, times a factor; gates do not decay."""
+    flow, *policy = groups
+    flow.update(lr=recipe.learning_rate * factor, weight_decay=recipe.weight_decay)
+    for group in policy:
+        group["lr"] = gates * factor
 
 
 def average_gradients(

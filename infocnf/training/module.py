@@ -37,7 +37,7 @@ from infocnf.training.account import (
 from infocnf.training.average import averaging
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
-from infocnf.training.groups import average_gradients, parameter_groups
+from infocnf.training.groups import average_gradients, parameter_groups, set_rates
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
@@ -240,10 +240,8 @@ class FlowModule(LightningModule):
 
         recipe = self.stage.recipe
         factor = rate_factor(recipe, number, self.order.steps) * 0.5**self.halvings
-        flow, *gates_group = self.optimizer.param_groups
-        flow.update(lr=recipe.learning_rate * factor, weight_decay=recipe.weight_decay)
-        for group in gates_group:
-            group["lr"] = self.config.training.policy_learning_rate * factor
+        gate_rate = self.config.training.policy_learning_rate
+        set_rates(self.optimizer.param_groups, recipe, gate_rate, factor)
         self.optimizer.step()
         self.streak = 0
         if self.candidate is not None:
