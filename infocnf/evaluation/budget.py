@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.errors import WorkError
+from infocnf.errors import InputError, WorkError
 from infocnf.evaluation.certificate import LARGEST_ERROR
 from infocnf.evaluation.density import Evaluation, evaluate, score
 from infocnf.models import InfoCNF
@@ -52,7 +52,7 @@ def evaluate_within(
     if not budget > 0:
         raise ValueError(f"budget must be positive, got {budget}")
     if any(block.solver["steps"] is not None for block in model.flow.blocks):
-        raise ValueError("a method without error estimate has no tolerance to choose")
+        raise InputError("a method without error estimate has no tolerance: leave out --budget")
     model.eval()
     spread = torch.linspace(0, len(x) - 1, min(LOOK, len(x))).long()
     seen: dict[float, Tensor] = {}

@@ -1,0 +1,55 @@
+"""Evaluations that choose their own tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infocnf import InfoCNF
+from infocnf.data import Preparation
+from infocnf.errors import InputError, WorkError
+from infocnf.evaluation import evaluate, evaluate_within
+from infocnf.evaluation.budget import TOLERANCES
+from infocnf.evaluation.density import spread_over
+
+ROWS = Preparation(1, False, (0.0, 0.0), (1.0, 1.0))
+
+
+def bent(**arguments: object) -> tuple[InfoCNF, Tensor]:
+    """A flow that needs some steps, and rows."""
+    model = InfoCNF((2,), blocks=1, hidden=(16, 16), **arguments)  # type: ignore[arg-type]
+    for parameter in model.flow.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return model.eval(), torch.randn(60, 2)
+
+
+@pytest.mark.parametrize("budget", [1e-2, 1e-4])
+def test_the_loosest_tolerance_within_a_budget_is_found(budget: float) -> None:
+    model, x = bent()
+    found = evaluate_within(model, ROWS, x, {}, budget=budget)
+    assert found.numerical_error_bits_per_dim <= budget
+    looser = [t for t in TOLERANCES if t > float(found.tolerance) * 1.01]  # type: ignore[arg-type]
+    for tolerance in looser:
+        other = evaluate(model, ROWS, x, {}, tolerance=tolerance)
+        assert other.numerical_error_bits_per_dim > budget
+    assert looser or budget == 1e-2
+
+
+def test_a_budget_that_nothing_keeps_is_refused() -> None:
+    model, x = bent()
+    with pytest.raises(WorkError, match="within 1e-15 bits/dim: give a larger budget"):
+        evaluate_within(model, ROWS, x[:5], {}, budget=1e-15)
+    with pytest.raises(ValueError, match="budget must be positive, got 0"):
+        evaluate_within(model, ROWS, x, {}, budget=0)
+    fixed, _ = bent(method="rk4", steps=4)
+    with pytest.raises(InputError, match="without error estimate"):
+        evaluate_within(fixed, ROWS, x, {}, budget=1e-3)
+
+
+def test_some_examples_are_spread_over_all() -> None:
+    x = torch.arange(1000.0).unsqueeze(1)
+    some, labels = spread_over(x, {"y": torch.arange(1000)}, 7)
+    assert len(some.unique()) == 7 and float(some[0]) == 0.0 and float(some[-1]) == 999.0
+    assert torch.equal(some[:, 0].long(), labels["y"])
+    assert len(spread_over(x, {}, None)[0]) == len(spread_over(x, {}, 5000)[0]) == 1000
