@@ -224,8 +224,12 @@ LONGER = [*LIKELIHOOD, "--set", "training.epochs=25", "--set", "training.ema=0.9
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    process = start("train", *LONGER, "--out", "run", folder=folder)
+    return whole_run(tmp_path_factory.mktemp("uninterrupted"), LONGER)
+
+
+def whole_run(folder: Path, arguments: list[str]) -> Path:
+    """A run in a process of its own that nobody disturbs."""
+    process = start("train", *arguments, "--out", "run", folder=folder)
     output = process.communicate()[0]
     assert process.returncode == 0, output
     return folder / "run"
@@ -258,12 +262,8 @@ STAGES = ["digits-matching", *SETTINGS, "--set", "matching.epochs=12", "--set", 
 
 @pytest.fixture(scope="module")
 def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of matching and maximum likelihood that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("stages")
-    process = start("train", *STAGES, "--out", "run", folder=folder)
-    output = process.communicate()[0]
-    assert process.returncode == 0, output
-    return folder / "run"
+    """Matching and maximum likelihood."""
+    return whole_run(tmp_path_factory.mktemp("stages"), STAGES)
 
 
 @pytest.mark.parametrize(("stage", "epochs"), [("matching", 4), ("likelihood", 13)])

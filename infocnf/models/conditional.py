@@ -252,7 +252,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
             )
         if read == "one_step":
             self.check_input(x)
-            return read_once(self, approach(self, x)[0])
+            return read_once(self, approach(self, x))
         if read != "flow":
             raise ValueError(f"read must be one of {', '.join(READS)}, got {read!r}")
         return self.code.answers(self.encode(x, tolerance=tolerance, log_det=False).supervised)

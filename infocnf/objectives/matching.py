@@ -105,7 +105,7 @@ def matching_objective(
     seeds = model.seeds(x, generator) if seeds is None else seeds
 
     with torch.no_grad():
-        state, _ = approach(model, x)
+        state = approach(model, x)
         z = draw_codes(model, state, labels, seeds)
         if transport:
             z = pair(state, z, labels)
