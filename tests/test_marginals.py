@@ -10,11 +10,15 @@ import pytest
 import torch
 from scipy import integrate, stats
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from infocnf import InfoCNF
 from infocnf.flows import Gaussianise, Traversal
 from infocnf.flows.marginals import column_tables, pixel_tables
+from infocnf.flows.single import fit_marginals
 from infocnf.models.codes import normal_log_prob
+from infocnf.models.reading import approach
+from infocnf.networks.levels import Levels
 from infocnf.tolerances import Fixed
 
 WAY = Traversal(Fixed())
@@ -104,6 +108,32 @@ def test_an_identity_flow_has_the_likelihood_of_independent_pixels() -> None:
     torch.testing.assert_close(found, truth, atol=1e-6, rtol=0)
 
 
+def test_a_field_is_told_which_pixels_are_brighter_than_a_level() -> None:
+    data = images(400)[..., [0, 1, 2, 2]]
+    model = InfoCNF((1, 2, 4), architecture="unet", hidden=(8,), blocks=1, marginals=5)
+    fit_marginals(model.flow, *pixel_tables(data, 5))
+    x = (data + torch.rand(data.shape)) / 5
+    state = approach(model, x)
+    levels = model.flow.single[1].dynamics.field.levels
+    t = torch.zeros(1, 1, 1, 1)
+    told = levels(state, t, t + 1.0).unflatten(1, levels.thresholds.shape[:2])
+    for level, seen in zip((1, 2, 3, 4), told.unbind(1), strict=True):
+        assert torch.equal(seen > 0, F.pixel_unshuffle(data, 2) >= level)
+
+
+@pytest.mark.parametrize("t", [0.2, 0.5, 0.9])
+def test_what_a_field_is_told_on_the_way_is_bayes_rule(t: float) -> None:
+    levels = Levels((1, 1, 1), 1)
+    levels.thresholds.fill_(0.7)
+    x, z = torch.randn(2, 400_000)
+    seen = (1.0 - t) * x + t * z
+    points = torch.linspace(-1.5, 1.5, 7)
+    times = torch.full((1, 1, 1, 1), t)
+    told = levels(points.view(-1, 1, 1, 1), times, (1.0 - times) ** 2 + times**2)
+    counted = torch.stack([(x > 0.7)[(seen - p).abs() < 0.05].double().mean() for p in points])
+    torch.testing.assert_close(0.5 + 0.5 * told.flatten(), counted, atol=0.05, rtol=0)
+
+
 def test_histograms_count_what_was_seen_and_allow_what_was_not() -> None:
     data = images()
     knots, shares = pixel_tables(data, 5, neighbours=0.0, everywhere=0.0)
@@ -132,7 +162,7 @@ def test_tables_stay_in_double_precision_and_travel_with_the_model(tmp_path: obj
     torch.testing.assert_close(made.inverse(z, WAY), x, atol=1e-5, rtol=0)
 
     model = InfoCNF((1, 2, 3), architecture="unet", hidden=(8,), blocks=1, marginals=5).float()
-    next(m for m in model.modules() if isinstance(m, Gaussianise)).fit(*pixel_tables(images(), 5))
+    fit_marginals(model.flow, *pixel_tables(images(), 5))
     model.save_pretrained(str(tmp_path))
     again = InfoCNF.from_pretrained(str(tmp_path))
     torch.testing.assert_close(again.log_prob(x), model.eval().log_prob(x))

@@ -42,8 +42,10 @@ def shaken(field: nn.Module, strength: float = 0.2) -> nn.Module:
 def test_tangents_are_those_of_autograd(kind: str, each: bool) -> None:
     shape = (3, 4, 6, 4) if kind == "images" else (3, 5)
     field = shaken(
-        unet_field((4, 6, 4), (8, 12)) if kind == "images" else residual_field(5, (8, 12))
+        unet_field((4, 6, 4), (8, 12), levels=2) if kind == "images" else residual_field(5, (8, 12))
     )
+    for thresholds in field.buffers():
+        thresholds.normal_()
     t = torch.rand(3) if each else torch.tensor(0.3)
     z, tangents = torch.randn(shape), torch.randn(2, *shape)
     slopes, pushed = field.pushforward(t, z, tangents)  # type: ignore[operator]

@@ -44,7 +44,7 @@ class Gaussianise(Bijection):
             raise ValueError(f"bins must be at least 1, got {bins}")
         if not 0.0 < margin < 0.5:
             raise ValueError(f"margin must lie between 0 and 0.5, got {margin}")
-        self.margin, features = margin, math.prod(shape)
+        self.shape, self.margin, features = shape, margin, math.prod(shape)
         knots = torch.linspace(0.0, 1.0, bins + 1, dtype=torch.float64).repeat(features, 1)
         self.register_buffer("knots", knots)
         self.register_buffer("below", torch.empty_like(knots))

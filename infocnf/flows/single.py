@@ -7,15 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from infocnf.flows.bijection import Bijection, Chain
+from infocnf.flows.bijection import Bijection, Chain, Traversal
 from infocnf.flows.marginals import Gaussianise
 from infocnf.flows.multiscale import BlockFactory, ScaledFlow
 from infocnf.flows.pixels import Logit, Scale
 from infocnf.flows.reshaping import Squeeze
 from infocnf.networks.residual import residual_field, unet_field
+from infocnf.tolerances import Fixed
 
-__all__ = ["single_flow"]
+__all__ = ["fit_marginals", "single_flow"]
+
+LEVELS = 4  # grey levels that the field of images is told
 
 
 def single_flow(
@@ -52,9 +56,39 @@ def single_flow(
         parts.append(Squeeze())
         state = (4 * shape[0], shape[1] // 2, shape[2] // 2)
     if len(state) == 3:
-        field = unet_field((state[0], state[1], state[2]), hidden, blocks)
+        levels = min(LEVELS, marginals - 1) if marginals else 0
+        field = unet_field((state[0], state[1], state[2]), hidden, blocks, levels)
     else:
         field = residual_field(state[0], hidden, blocks)
     parts += [make_block(field, state, 0), Scale(torch.zeros(state), torch.ones(state))]
 
-    return ScaledFlow([Chain(parts)], [state])
+    flow = ScaledFlow([Chain(parts)], [state])
+    tell_levels(flow)
+    return flow
+
+
+def fit_marginals(flow: ScaledFlow, knots: Tensor, shares: Tensor) -> None:
+    """Make marginals normal by tables (:meth:`Gaussianise.fit`), and tell the field."""
+    first = flow.single[0][0]
+    assert isinstance(first, Gaussianise)
+    first.fit(knots, shares)
+    tell_levels(flow)
+
+
+@torch.no_grad()
+def tell_levels(flow: ScaledFlow) -> None:
+    """Tell the field of images where grey levels are once marginals are normal."""
+    before, block, _ = flow.single
+    levels = getattr(block.dynamics.field, "levels", None)
+    if levels is None:
+        return
+    gaussianise, *squeezes = before
+    assert isinstance(gaussianise, Gaussianise)
+    count, bins = len(levels.thresholds), gaussianise.below.shape[1] - 1
+    # the darkest but black, the others evenly between it and the brightest
+    chosen = [1 + (bins - 1) * i // count for i in range(count)]
+    thresholds = torch.special.ndtri(gaussianise.below[:, chosen]).t()
+    thresholds = thresholds.reshape(count, *gaussianise.shape)
+    for part in squeezes:
+        thresholds, _ = part(thresholds, Traversal(Fixed()))
+    levels.thresholds.copy_(thresholds)

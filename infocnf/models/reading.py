@@ -26,7 +26,15 @@ from infocnf.tolerances import Fixed
 if TYPE_CHECKING:
     from infocnf.models.conditional import InfoCNF
 
-__all__ = ["READS", "approach", "expected_code", "read_head", "read_once", "reads_in_one_step"]
+__all__ = [
+    "READS",
+    "approach",
+    "expected_code",
+    "read_head",
+    "read_once",
+    "read_slopes",
+    "reads_in_one_step",
+]
 
 READS = ("flow", "one_step")
 FLOOR = 1e-6  # of a probability that is read
@@ -45,26 +53,27 @@ def approach(model: InfoCNF, x: Tensor) -> Tensor:
     return x
 
 
-def expected_code(model: InfoCNF, state: Tensor, t: Tensor) -> Tensor:
-    """:math:`E[z_y | z_t]` of states on the way, ``(batch, supervised)``, at times ``()`` or
-    ``(batch,)``.
+def expected_code(model: InfoCNF, state: Tensor, slopes: Tensor, t: Tensor) -> Tensor:
+    """:math:`E[z_y | z_t]` of states on the way, ``(batch, supervised)``, from the field's slopes
+    there, at times ``()`` or ``(batch,)``.
     """
-    _, block, after = model.flow.single
-    rest = (1.0 - t).reshape(-1, *[1] * (state.ndim - 1))
-    z = state + rest * block.dynamics.field(t, state)
-    for part in after:  # affine: the mean of the result is the result of the mean
+    z = state + (1.0 - t).reshape(-1, *[1] * (state.ndim - 1)) * slopes
+    for part in model.flow.single[2]:  # affine: the mean of the result is the result of the mean
         z, _ = part(z, Traversal(Fixed()))
     return model.code.split(z.flatten(1))[0]
 
 
-def read_once(
-    model: InfoCNF, state: Tensor, t: Tensor | None = None, floor: float = FLOOR
+def read_once(model: InfoCNF, state: Tensor) -> dict[str, Tensor]:
+    """Answers by factor from one evaluation of the field at the data end."""
+    t = state.new_zeros(())
+    return read_slopes(model, state, model.flow.single[1].dynamics.field(t, state), t)
+
+
+def read_slopes(
+    model: InfoCNF, state: Tensor, slopes: Tensor, t: Tensor, floor: float = FLOOR
 ) -> dict[str, Tensor]:
-    """Answers by factor from one evaluation of the field at states on the way; at the data end for
-    no times.
-    """
-    t = state.new_zeros(()) if t is None else t
-    parts = model.code.by_factor(expected_code(model, state, t))
+    """Answers by factor from the field's slopes at states on the way."""
+    parts = model.code.by_factor(expected_code(model, state, slopes, t))
     return {name: read_head(head, code, floor) for name, (head, code) in parts.items()}
 
 

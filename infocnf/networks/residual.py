@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from infocnf.networks.levels import Levels
+
 __all__ = ["MixtureField", "residual_field", "unet_field"]
 
 GROUP = 8  # channels in a group of the norm, at least
@@ -149,14 +151,20 @@ class Network(nn.Module):
         hidden: Channels at each level; each has half of the pixels a side of the one before.
         blocks: Residual blocks on each side of a level.
         size: Pixels of the state, height and width; None for vectors.
+        more: Channels that enter beside the state's.
     """
 
     def __init__(
-        self, channels: int, hidden: Sequence[int], blocks: int, size: tuple[int, int] | None
+        self,
+        channels: int,
+        hidden: Sequence[int],
+        blocks: int,
+        size: tuple[int, int] | None,
+        more: int = 0,
     ) -> None:
         super().__init__()
         kernel = None if size is None else 3
-        self.enter = Layer(channels, hidden[0], kernel)
+        self.enter = Layer(channels + more, hidden[0], kernel)
         # where a pixel is, which convolutions cannot know: the patterns of classes depend on it
         self.position = None if size is None else nn.Parameter(torch.zeros(hidden[0], *size))
         self.down, self.up, self.between = (nn.ModuleList() for _ in range(3))
@@ -212,13 +220,14 @@ class MixtureField(nn.Module):
 
     Arguments:
         network: Called with features or a stack, embedded times and how to activate.
+        levels: What it sees beside the state.
     """
 
     frequencies: Tensor
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, levels: Levels | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.levels = network, levels
         self.embed = nn.Sequential(
             nn.Linear(FREQUENCIES, TIMES), nn.SiLU(), nn.Linear(TIMES, TIMES), nn.SiLU()
         )
@@ -242,12 +251,18 @@ class MixtureField(nn.Module):
         time = self.embed((t.reshape(-1, 1) * self.frequencies).cos())
         t = t.reshape(-1, *[1] * (dimensions - 1))
         variance = (1.0 - t).square() + t.square()
-        slopes = self.network(z * variance.rsqrt(), time, activate)
+        h = z * variance.rsqrt()
+        if self.levels is not None:
+            h = torch.cat([h, self.levels(z, t, variance)], -3)
+        slopes = self.network(h, time, activate)
         return torch.addcmul(slopes, z, (2.0 * t - 1.0) / variance)
 
 
 def unet_field(
-    shape: tuple[int, int, int], hidden: Sequence[int] = (32, 64), blocks: int = 1
+    shape: tuple[int, int, int],
+    hidden: Sequence[int] = (32, 64),
+    blocks: int = 1,
+    levels: int = 0,
 ) -> MixtureField:
     """Field of images ``(batch, channels, height, width)``, whose sides can be halved as often as
     there are levels after the first.
@@ -256,6 +271,7 @@ def unet_field(
         shape: Channels, height and width of the state.
         hidden: Channels at each level.
         blocks: Residual blocks on each side of a level.
+        levels: Number of grey levels that the field is told.
     """
     channels, height, width = shape
     times = 2 ** (len(hidden) - 1)
@@ -264,7 +280,9 @@ def unet_field(
             f"states of {height}x{width} pixels cannot have {len(hidden)} levels: give hidden "
             f"{allowed_levels(height, width)} or fewer widths"
         )
-    return MixtureField(Network(channels, hidden, blocks, (height, width)))
+    told = Levels(shape, levels) if levels else None
+    more = 0 if told is None else told.channels
+    return MixtureField(Network(channels, hidden, blocks, (height, width), more), told)
 
 
 def allowed_levels(height: int, width: int) -> int:

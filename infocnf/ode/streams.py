@@ -22,6 +22,7 @@ __all__ = [
     "ERASE",
     "FLIP",
     "NOISE",
+    "READ",
     "TIME",
     "TOLERANCE",
     "combine_seeds",
@@ -32,7 +33,7 @@ __all__ = [
     "to_uniform",
 ]
 
-FLIP, DEQUANTISE, NOISE, TIME, ERASE = -2, -3, -4, -5, -6  # and -7
+FLIP, DEQUANTISE, NOISE, TIME, ERASE, READ = -2, -3, -4, -5, -6, -8  # and -7, to ERASE
 DROPOUT = -16  # and below: one for each factor
 TOLERANCE = -(2**20)  # and below: one for each block
 

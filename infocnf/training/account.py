@@ -73,16 +73,18 @@ def account_of_matching(
     model: InfoCNF, matching: Matching, labels: dict[str, Tensor]
 ) -> dict[str, float]:
     """Sums over the examples of a step of matching, whose answers were read in one step."""
-    count = float(len(matching.losses))
-    evaluations = count * (2.0 if matching.answers else 1.0)
+    count, read = float(len(matching.losses)), matching.read.to(matching.losses.device)
+    evaluations = count + len(read)
+    wrong = wrong_answers(model, matching.answers, {name: y[read] for name, y in labels.items()})
+    each = count / max(len(read), 1)  # as if all had been read
     return {
         "examples": count,
         "loss": total(matching.losses),
         "matching": total(matching.error),
-        "cross_entropy": total(matching.cross_entropy),
+        "cross_entropy": each * total(matching.cross_entropy),
         "forward": evaluations,
         "backward": evaluations,
-        **wrong_answers(model, matching.answers, labels),
+        **{name: each * value for name, value in wrong.items()},
     }
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from infocnf.data import Dataset, load_data
 from infocnf.errors import InputError
-from infocnf.flows import Gaussianise
 from infocnf.flows.marginals import column_tables, pixel_tables
+from infocnf.flows.single import fit_marginals
 from infocnf.models import InfoCNF
 from infocnf.models.pretrained import default_dtype
 from infocnf.ode.streams import combine_seeds
@@ -73,9 +73,7 @@ def build_model(config: Config, data: Dataset) -> InfoCNF:
         except (ValueError, TypeError) as error:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
     if tables:
-        for module in model.modules():
-            if isinstance(module, Gaussianise):
-                module.fit(*tables)
+        fit_marginals(model.flow, *tables)
     return model
 
 

@@ -131,7 +131,11 @@ class MatchingConfig(Recipe):
     validate_every: Positive = Field(
         10**6, description="epochs between exact validations; the last epoch has one anyway"
     )
-    beta: Weight = Field(0.1, description="weight of the cross-entropy of labels read in one step")
+    beta: Weight = Field(0.02, description="weight of the cross-entropy of labels read in one step")
+    end: Weight = Field(1.0, description="weight of the error at the data end, without noise")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="share of a batch whose labels are read"
+    )
     times: Literal["uniform", "logit_normal", "data"] = Field(
         "logit_normal", description="distribution of times: uniform, logit_normal, data"
     )

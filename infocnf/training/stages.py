@@ -136,6 +136,8 @@ class Plan:
             x,
             labels or None,
             beta=own.beta,
+            end=own.end,
+            share=own.share,
             times=own.times,
             erase=own.erase,
             transport=own.transport,
