@@ -76,8 +76,15 @@ def refuse(
 def test_a_bad_setting_is_refused(
     setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["train", "--set", setting, "--out", str(tmp_path / "out")]
+    arguments = ["train", "digits-likelihood", "--set", setting, "--out", str(tmp_path / "out")]
     refuse(arguments, SETTINGS[setting], capsys, tmp_path)
+
+
+def test_a_setting_that_an_architecture_has_not_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "digits-matching", "--set", "model.scales=2"]
+    refuse([*arguments, "--out", str(tmp_path / "out")], "'unet' has no scales", capsys, tmp_path)
 
 
 def spoil_image(folder: Path) -> None:

@@ -226,7 +226,8 @@ def test_what_is_read_in_one_step_is_bayes_rule(supervised: float) -> None:
     assert torch.equal(model.predict(x, read="one_step"), Mixture().posterior(x).argmax(1))
 
 
-def test_a_network_learns_bayes_rule() -> None:
+@pytest.mark.parametrize(("end", "beta"), [(1.0, 0.0), (0.0, 0.1)])
+def test_a_network_learns_bayes_rule(end: float, beta: float) -> None:
     torch.set_default_dtype(torch.float32)
     mixture = Mixture()
     model = labelled((2,), 2, hidden=(32, 32))
@@ -237,7 +238,8 @@ def test_a_network_learns_bayes_rule() -> None:
         centre = torch.stack([c.mean for c in mixture.classes])[y]
         scale = torch.stack([c.covariance_matrix.diagonal().sqrt() for c in mixture.classes])[y]
         x = (centre + scale * torch.randn(256, 2, generator=draw).double()).float()
-        return matching_objective(model, x, y, seeds=combine_seeds(step, torch.arange(256))).loss
+        seeds = combine_seeds(step, torch.arange(256))
+        return matching_objective(model, x, y, end=end, beta=beta, seeds=seeds).loss
 
     train(model, loss, 600, 5e-3)
     x = torch.cat([c.sample((300,)) for c in mixture.classes]).float()
@@ -353,7 +355,24 @@ def test_the_loss_of_a_sample_depends_on_its_seed_and_not_on_its_batch() -> None
     torch.testing.assert_close(whole.losses[2:4], part.losses)
     other = matching_objective(model, x, y, seeds=SEEDS[6:12])
     assert not torch.allclose(whole.losses, other.losses)
-    torch.testing.assert_close(whole.losses, whole.error + 0.1 * whole.cross_entropy)
+    torch.testing.assert_close(
+        whole.losses, whole.error + whole.end_error + 0.02 * whole.cross_entropy
+    )
+
+
+def test_labels_of_a_share_are_read_and_weigh_as_much_as_those_of_all() -> None:
+    model = labelled((3,), 2)
+    shaken(model.flow.single[1].dynamics.field)
+    x, y, seeds = torch.randn(20000, 3), torch.arange(20000) % 2, SEEDS
+    whole = matching_objective(model, x, y, seeds=seeds)
+    some = matching_objective(model, x, y, seeds=seeds, share=0.25)
+    assert len(whole.read) == 20000 and abs(len(some.read) - 5000) < 250
+    torch.testing.assert_close(some.end_error, whole.end_error[some.read])
+    assert float(some.loss.detach()) == pytest.approx(float(whole.loss.detach()), rel=0.02)
+    unread = torch.ones(20000).bool()
+    unread[some.read] = False
+    torch.testing.assert_close(some.losses[unread], whole.error[unread])
+    assert len(matching_objective(model.eval(), x, y, seeds=seeds, share=0.25).read) == 20000
 
 
 def test_transport_shortens_lines_within_classes_only() -> None:
@@ -380,7 +399,7 @@ def test_codes_of_a_refitted_flow_are_still_matched() -> None:
         last.scale.copy_(torch.tensor([1.0, 0.5, 2.0]))
     x = torch.zeros(20000, 3)
     model.flow.single[1].dynamics.field = Zero()
-    found = matching_objective(model, x, torch.zeros(20000).long(), beta=0.0, seeds=SEEDS)
+    found = matching_objective(model, x, torch.zeros(20000).long(), beta=0.0, end=0.0, seeds=SEEDS)
     # E|z|^2 of the block's own codes: pattern 1 + 1, then scale^2 + shift^2
     truth = (2.0 + (0.25 + 1.0) + (4.0 + 4.0)) / 3.0
     assert float(found.loss.detach()) == pytest.approx(truth, rel=0.03)
@@ -461,7 +480,7 @@ def test_matching_is_as_good_as_maximum_likelihood_on_two_moons() -> None:
     def matching(step: int) -> Tensor:
         seeds = combine_seeds(step, torch.arange(512))
         return matching_objective(
-            matched, *batch(step, 512), beta=0.0, times="uniform", seeds=seeds
+            matched, *batch(step, 512), beta=0.0, end=0.0, times="uniform", seeds=seeds
         ).loss
 
     train(matched, matching, 2500, 1e-2)

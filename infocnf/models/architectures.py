@@ -36,6 +36,12 @@ def build_flow(
         own: Further arguments by architecture.
     """
     architecture = check_architecture(architecture, shape)
+    scales = own["multiscale"]["scales"]
+    if architecture != "multiscale" and scales is not None:
+        raise ValueError(
+            f"architecture {architecture!r} has no scales, got {scales}: leave them out "
+            "(levels of a U-Net are the widths in hidden)"
+        )
     arguments = {**common, **own[architecture]}
     if architecture in ("unet", "residual"):
         return single_flow(shape, make_block, **arguments)

@@ -1,0 +1,249 @@
+"""How long until a likelihood is reached, and how many evaluations: ``python -m benchmarks.matching
+--data FOLDER`` trains flows by maximum likelihood, by matching, and by both, and writes
+``docs/results/matching.md``.
+
+One after the other, each on all cores. Times are those of training steps alone; what is compared is
+validated now and then, at tolerance 1e-3, on the same examples. Runs that are there already are
+kept, so the command can be interrupted and given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from benchmarks.tolerances import rows
+from infocnf.bench.measure import machine, publish
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "docs" / "results" / "matching.md"
+PICTURE = ROOT / "docs" / "images" / "matching.png"
+
+HEAD = """# Matching against maximum likelihood
+
+Made by `python -m benchmarks.matching`. Seconds of training, and evaluations of the field (forward
+and backward) for each training example, until the validation part is first as likely, or its labels
+as well read. Learning rates fall to nothing at the end of each run, so a shorter run would have
+been better at equal time: a figure on the way is an upper bound. *Labels* are read through the
+flow, at the end of the code's path; those read in one step are in brackets.
+"""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train.
+
+    Arguments:
+        name: What the table says.
+        preset: Where its settings begin.
+        settings: What is changed.
+    """
+
+    name: str
+    preset: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, the ways to train on it, and what is to be reached.
+
+    Arguments:
+        title: What the page says.
+        arms: The ways.
+        common: Settings of all.
+        bits: Bits per dimension to reach.
+        errors: Errors of labels to reach, in percent.
+    """
+
+    title: str
+    arms: tuple[Arm, ...]
+    common: tuple[str, ...]
+    bits: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+SAME = ("training.stages=['likelihood']", "training.validate_every=1")
+ALONE = ("training.stages=['matching']",)
+
+TASKS = {
+    "digits": Task(
+        "8x8 digits, 1,147 images",
+        (
+            Arm("maximum likelihood", "digits-likelihood", ("training.validate_every=2",)),
+            Arm(
+                "maximum likelihood, the field of matching", "digits", (*SAME, "training.epochs=5")
+            ),
+            Arm("matching", "digits", (*ALONE, "matching.validate_every=5")),
+            Arm("matching, then likelihood", "digits", ("matching.validate_every=5",)),
+        ),
+        ("evaluation.tolerance=1e-3",),
+        (2.4, 2.2, 2.1, 2.0, 1.95),
+        (10.0, 5.0, 3.0),
+    ),
+    "mnist": Task(
+        "MNIST, 10,000 images",
+        (
+            Arm(
+                "maximum likelihood",
+                "digits-likelihood",
+                (
+                    "data.name=mnist",
+                    "model.scales=2",
+                    "training.epochs=3",
+                    "training.validate_every=1",
+                ),
+            ),
+            Arm("matching", "mnist-matching", ("matching.epochs=8", "matching.validate_every=1")),
+            Arm(
+                "matching, then likelihood",
+                "mnist-matching",
+                (
+                    "matching.epochs=8",
+                    "matching.validate_every=1",
+                    "training.stages=['matching','likelihood']",
+                    "training.epochs=1",
+                ),
+            ),
+        ),
+        ("data.limit=10000", "data.validation=200", "evaluation.tolerance=1e-3"),
+        (1.8, 1.6, 1.5, 1.4, 1.3),
+        (10.0, 5.0, 3.0, 2.0),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A validation on the way.
+
+    Arguments:
+        seconds: Of training until then.
+        evaluations: For each example until then.
+        bits: Bits per dimension.
+        error: Of labels read through the flow, in percent.
+        one_step: Of labels read in one step; None where they cannot be.
+    """
+
+    seconds: float
+    evaluations: float
+    bits: float
+    error: float
+    one_step: float | None
+
+
+def course(folder: Path) -> list[Point]:
+    """The validations of a run."""
+    table = rows(folder)
+    seconds = accumulate(float(row["seconds"]) for row in table)
+    evaluations = accumulate(
+        float(row["nfe_forward"] or 0.0) + float(row["nfe_backward"] or 0.0) for row in table
+    )
+    found = []
+    for row, time, count in zip(table, seconds, evaluations, strict=True):
+        if row["validation_bits_per_dim"]:
+            once = row.get("validation_one_step_error_percent")
+            bits, error = (float(row[f"validation_{n}"]) for n in ("bits_per_dim", "error_percent"))
+            found.append(Point(time, count, bits, error, float(once) if once else None))
+    return found
+
+
+def train(arm: Arm, common: Sequence[str], folder: Path) -> None:
+    """Train once, or what is left of it."""
+    if (folder / "model" / "model.safetensors").exists():
+        return
+    resume = (folder / "config.toml").exists()
+    sets = [word for setting in (*common, *arm.settings) for word in ("--set", setting)]
+    what = ["--resume"] if resume else [arm.preset, *sets]
+    command = [sys.executable, "-m", "infocnf", "train", *what, "--out", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def first(points: Sequence[Point], reached: Callable[[Point], bool]) -> str:
+    """Time and evaluations until something is reached."""
+    point = next((point for point in points if reached(point)), None)
+    return "never" if point is None else f"{point.seconds:.0f} s, {point.evaluations:.0f}"
+
+
+def table_of(task: Task, courses: dict[str, list[Point]]) -> str:
+    """One row for each goal, one column for each arm."""
+    lines = [f"| | {' | '.join(courses)} |", "|---" * (len(courses) + 1) + "|"]
+
+    def add(title: str, cells: list[str]) -> None:
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+
+    for goal in task.bits:
+        cells = [first(points, lambda p, g=goal: p.bits <= g) for points in courses.values()]
+        add(f"{goal:g} bits/dim", cells)
+    for goal in task.errors:
+        cells = []
+        for points in courses.values():
+            flow = first(points, lambda p, g=goal: p.error <= g)
+            once = first(points, lambda p, g=goal: p.one_step is not None and p.one_step <= g)
+            cells.append(flow if points[0].one_step is None else f"{flow} ({once})")
+        add(f"{goal:g} % of labels wrong", cells)
+    ends = [points[-1] for points in courses.values()]
+    add(
+        "at the end: seconds, evaluations",
+        [f"{p.seconds:.0f} s, {p.evaluations:.0f}" for p in ends],
+    )
+    add("bits/dim", [f"{p.bits:.3f}" for p in ends])
+    add("labels wrong", [f"{p.error:.1f} %" + once_of(p) for p in ends])
+    return "\n".join(lines)
+
+
+def once_of(point: Point) -> str:
+    """The error in one step, in brackets."""
+    return "" if point.one_step is None else f" ({point.one_step:.1f} %)"
+
+
+def draw(courses: dict[str, dict[str, list[Point]]]) -> None:
+    """Bits per dimension against time, one panel for each task."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(courses), figsize=(5 * len(courses), 3.6), squeeze=False)
+    for axis, (name, found) in zip(axes[0], courses.items(), strict=True):
+        for arm, points in found.items():
+            axis.plot([p.seconds for p in points], [p.bits for p in points], ".-", label=arm)
+        axis.set(title=TASKS[name].title, xscale="log", xlabel="seconds of training")
+        axis.set_ylabel("validation bits per dimension")
+        axis.legend(frameon=False, fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> None:
+    """Train, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder with mnist.npz")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matching")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    arguments = parser.parse_args()
+
+    courses: dict[str, dict[str, list[Point]]] = {}
+    for name in arguments.tasks:
+        task = TASKS[name]
+        place = () if arguments.data is None else (f"data.directory={arguments.data.absolute()}",)
+        found = courses[name] = {}
+        for arm in task.arms:
+            folder = arguments.out / name / arm.name.replace(",", "").replace(" ", "-")
+            train(arm, (*task.common, *(place if name == "mnist" else ())), folder)
+            found[arm.name] = course(folder)
+    draw(courses)
+    parts = [HEAD, machine(), f"![Bits per dimension against time](../images/{PICTURE.name})"]
+    parts += [f"## {TASKS[n].title}\n\n{table_of(TASKS[n], found)}" for n, found in courses.items()]
+    publish(RESULT, parts)
+    print(f"written: {RESULT}")
+
+
+if __name__ == "__main__":
+    main()
