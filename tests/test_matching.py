@@ -360,6 +360,16 @@ def test_the_loss_of_a_sample_depends_on_its_seed_and_not_on_its_batch() -> None
     )
 
 
+def test_matching_moves_no_pattern() -> None:
+    model = labelled((1, 4, 4), 3)
+    shaken(model.flow.single[1].dynamics.field)
+    matching_objective(
+        model, torch.rand(6, 1, 4, 4), torch.arange(6) % 3, seeds=SEEDS[:6]
+    ).total.backward()
+    assert all(p.grad is None for p in model.code.parameters())
+    assert all(p.grad is not None for p in model.flow.single[1].dynamics.parameters())
+
+
 def test_labels_of_a_share_are_read_and_weigh_as_much_as_those_of_all() -> None:
     model = labelled((3,), 2)
     shaken(model.flow.single[1].dynamics.field)

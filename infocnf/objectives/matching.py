@@ -142,7 +142,8 @@ def matching_objective(
     x, z, labels = state[read], z[read], {name: y[read] for name, y in labels.items()}
     # at the data end for half of the samples, near it for the others, whose codes show through
     near = NEAR * (2.0 * torch.special.ndtr(both[read, 1]) - 1.0).clamp(min=0.0)
-    mean = place_codes(model, torch.zeros_like(x).flatten(1), labels, x)
+    with torch.no_grad():  # patterns that could move would move together
+        mean = place_codes(model, torch.zeros_like(x).flatten(1), labels, x)
     if erase and model.training:
         gone = draw_uniform(seeds[read], x, ERASE) < erase
         x = torch.where(gone, draw_normal(seeds[read], x, ERASE - 1), x)
