@@ -26,8 +26,8 @@ def train(
     preset: Annotated[
         str | None,
         typer.Argument(
-            help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, mnist, "
-            "fashion_mnist, cifar10-small-batch, cifar10-large-batch, cifar10-2x, density-1d, own "
+            help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, "
+            "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, cifar10-2x, density-1d, own "
             "(for --data), or a file.toml.  [default: digits]",
             show_default=False,
         ),

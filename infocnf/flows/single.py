@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
-from infocnf.flows.bijection import Bijection, Chain, Traversal
+from infocnf.flows.bijection import Bijection, Chain
 from infocnf.flows.marginals import Gaussianise
 from infocnf.flows.multiscale import BlockFactory, ScaledFlow
 from infocnf.flows.pixels import Logit, Scale
 from infocnf.flows.reshaping import Squeeze
 from infocnf.networks.residual import residual_field, unet_field
-from infocnf.tolerances import Fixed
 
 __all__ = ["fit_marginals", "single_flow"]
 
@@ -82,13 +82,13 @@ def tell_levels(flow: ScaledFlow) -> None:
     levels = getattr(block.dynamics.field, "levels", None)
     if levels is None:
         return
-    gaussianise, *squeezes = before
+    gaussianise = before[0]
     assert isinstance(gaussianise, Gaussianise)
     count, bins = len(levels.thresholds), gaussianise.below.shape[1] - 1
     # the darkest but black, the others evenly between it and the brightest
     chosen = [1 + (bins - 1) * i // count for i in range(count)]
     thresholds = torch.special.ndtri(gaussianise.below[:, chosen]).t()
     thresholds = thresholds.reshape(count, *gaussianise.shape)
-    for part in squeezes:
-        thresholds, _ = part(thresholds, Traversal(Fixed()))
+    if isinstance(before[-1], Squeeze):
+        thresholds = F.pixel_unshuffle(thresholds, 2)
     levels.thresholds.copy_(thresholds)
