@@ -27,8 +27,8 @@ def train(
         str | None,
         typer.Argument(
             help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, "
-            "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, cifar10-2x, density-1d, own "
-            "(for --data), or a file.toml.  [default: digits]",
+            "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, "
+            "cifar10-2x, density-1d, own (for --data), or a file.toml.  [default: digits]",
             show_default=False,
         ),
     ] = None,
