@@ -77,10 +77,12 @@ TASKS = {
         (
             Arm("maximum likelihood", "digits-likelihood", ("training.validate_every=2",)),
             Arm(
-                "maximum likelihood, the field of matching", "digits", (*SAME, "training.epochs=5")
+                "maximum likelihood, the field of matching",
+                "digits-matching",
+                (*SAME, "training.epochs=5"),
             ),
-            Arm("matching", "digits", (*ALONE, "matching.validate_every=5")),
-            Arm("matching, then likelihood", "digits", ("matching.validate_every=5",)),
+            Arm("matching", "digits-matching", (*ALONE, "matching.validate_every=5")),
+            Arm("matching, then likelihood", "digits-matching", ("matching.validate_every=5",)),
         ),
         ("evaluation.tolerance=1e-3",),
         (2.4, 2.2, 2.1, 2.0, 1.95),

@@ -132,7 +132,8 @@ def matching_objective(
     field = model.flow.single[1].dynamics.field
 
     error = (field(t, between) - (z - state)).square().flatten(1).mean(1)
-    losses, read = error, torch.arange(len(x) if model.code.heads and (beta or end) else 0)
+    count = len(x) if model.code.heads and (beta or end) else 0
+    losses, read = error, torch.arange(count, device=x.device)
     if model.training and share < 1.0:
         read = read[draw_uniform(seeds, t, READ)[read] < share]
     if not len(read):

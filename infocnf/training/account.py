@@ -73,7 +73,7 @@ def account_of_matching(
     model: InfoCNF, matching: Matching, labels: dict[str, Tensor]
 ) -> dict[str, float]:
     """Sums over the examples of a step of matching, whose answers were read in one step."""
-    count, read = float(len(matching.losses)), matching.read.to(matching.losses.device)
+    count, read = float(len(matching.losses)), matching.read
     evaluations = count + len(read)
     wrong = wrong_answers(model, matching.answers, {name: y[read] for name, y in labels.items()})
     each = count / max(len(read), 1)  # as if all had been read
