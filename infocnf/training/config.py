@@ -104,6 +104,9 @@ class Recipe(Section):
     )
     batch_size: Positive = Field(900, description="examples per step, over all processes")
     micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam", description="adam, or muon: orthogonal steps of matrices, Adam for the rest"
+    )
     learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")
     weight_decay: Weight = Field(0.0, description="decoupled weight decay (AdamW)")
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps until the full learning rate")

@@ -29,7 +29,11 @@ def set_rates(
 ) -> None:
     """Rates of a step: the recipe's and that of gates, times a factor; gates do not decay."""
     flow, *policy = groups
-    flow.update(lr=recipe.learning_rate * factor, weight_decay=recipe.weight_decay)
+    flow.update(
+        lr=recipe.learning_rate * factor,
+        weight_decay=recipe.weight_decay,
+        orthogonal=recipe.optimizer == "muon",
+    )
     for group in policy:
         group["lr"] = gates * factor
 

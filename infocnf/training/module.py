@@ -38,6 +38,7 @@ from infocnf.training.average import averaging
 from infocnf.training.config import Config
 from infocnf.training.failures import solvable
 from infocnf.training.groups import average_gradients, parameter_groups, set_rates
+from infocnf.training.muon import Muon
 from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
@@ -120,8 +121,8 @@ class FlowModule(LightningModule):
         return Steps(len(self.validation_pieces()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam for the flow, and for the weights of a tolerance policy apart."""
-        return torch.optim.AdamW(parameter_groups(self.model), lr=0.0)
+        """For the flow, and for the weights of a tolerance policy apart."""
+        return Muon(parameter_groups(self.model), lr=0.0)
 
     def training_step(self, batch: object, batch_idx: int) -> None:
         """One step; the batch is that of this epoch and number."""
