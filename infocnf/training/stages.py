@@ -140,6 +140,7 @@ class Plan:
             share=own.share,
             times=own.times,
             erase=own.erase,
+            shift=own.shift,
             transport=own.transport,
             seeds=seeds,
         )
