@@ -370,7 +370,7 @@ def test_data_that_changed_since_training_is_refused(tmp_path: Path) -> None:
     text = "a,b,label\n" + "\n".join(f"{i * 0.37 % 1},{i * 0.71 % 1},{i % 2}" for i in range(60))
     table.write_text(text)
     config = parse_config(
-        {**read_tables("digits"), "data": {"path": str(table), "test": 10}}, "test"
+        {**read_tables("digits-likelihood"), "data": {"path": str(table), "test": 10}}, "test"
     )
     config = config.model_copy(update={"training": tiny().training, "model": tiny().model})
     run = begin(config, tmp_path / "run")

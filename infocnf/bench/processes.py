@@ -18,15 +18,16 @@ __all__ = ["section"]
 EPOCHS = 3  # the first is not counted: processes start, steps find their size
 
 INTRODUCTION = """\
-Examples per second of `infocnf train digits`, the trainer and all, one thread per process, in
-epochs after the first; runs of one and two processes in turn. A process solves a batch of 64, so
-that two make a step of 128 (*the same per process*), or of 32 each (*the same in all*)."""
+Examples per second of `infocnf train digits-likelihood`, the trainer and all, one thread per
+process, in epochs after the first; runs of one and two processes in turn. A process solves a batch
+of 64, so that two make a step of 128 (*the same per process*), or of 32 each (*the same in
+all*)."""
 
 
 def seconds_per_epoch(context: Context, folder: Path, devices: int, batch: int) -> float:
     """Median seconds of a training epoch."""
     command = [
-        *(sys.executable, "-m", "infocnf", "train", "digits", "--out", str(folder)),
+        *(sys.executable, "-m", "infocnf", "train", "digits-likelihood", "--out", str(folder)),
         *("--set", f"training.epochs={EPOCHS}"),
         *("--set", f"training.batch_size={batch}"),
         *("--set", "tolerance=1e-3", "--set", "training.validate_every=100"),

@@ -108,8 +108,7 @@ def introduction(module: FlowModule) -> str:
     kind = f"images of {shape}" if len(model.shape) == 3 else f"rows of {shape}"
     lines = [
         f"{sizes['train']:,} {kind} to train on, "
-        f"{sizes['validation']:,} to validate; {parameters:,} parameters in "
-        f"{len(model.flow.blocks)} continuous blocks",
+        f"{sizes['validation']:,} to validate; {parameters:,} parameters",
     ]
     lines += [f"{name}: {label_in_words(module, name)}" for name in model.code.heads]
     if model.code.heads:

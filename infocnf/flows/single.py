@@ -20,6 +20,7 @@ from infocnf.networks.residual import residual_field, unet_field
 __all__ = ["fit_marginals", "single_flow"]
 
 LEVELS = 4  # grey levels that the field of images is told
+FEW = 16  # or all, where there are no more
 
 
 def single_flow(
@@ -56,7 +57,8 @@ def single_flow(
         parts.append(Squeeze())
         state = (4 * shape[0], shape[1] // 2, shape[2] // 2)
     if len(state) == 3:
-        levels = min(LEVELS, marginals - 1) if marginals else 0
+        boundaries = max(marginals - 1, 0)
+        levels = boundaries if boundaries <= FEW else LEVELS
         field = unet_field((state[0], state[1], state[2]), hidden, blocks, levels)
     else:
         field = residual_field(state[0], hidden, blocks)

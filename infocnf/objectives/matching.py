@@ -27,12 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from infocnf.flows import Traversal
 from infocnf.models import InfoCNF
 from infocnf.models.reading import approach, read_slopes
-from infocnf.ode.streams import ERASE, NOISE, READ, SHIFT, TIME, draw_normal, draw_uniform
+from infocnf.ode.streams import ERASE, NOISE, READ, TIME, draw_normal, draw_uniform
 from infocnf.tolerances import Fixed
 
 __all__ = ["TIMES", "Matching", "matching_objective", "pair"]
@@ -92,7 +91,6 @@ def matching_objective(
     times: str = "logit_normal",
     transport: bool = False,
     erase: float = 0.0,
-    shift: float = 0.0,
     generator: torch.Generator | None = None,
     seeds: Tensor | None = None,
 ) -> Matching:
@@ -111,8 +109,6 @@ def matching_objective(
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
             lest few of them decide. It helps where examples are few, and makes answers less certain
             than Bayes' rule would be.
-        shift: How many pixels an image may be moved, to either side, up and down, where its labels
-            are read in training.
         generator: Source of noise and times.
         seeds: Seeds of each sample's noise and time ``(batch,)``: then the loss is a function of
             samples, seeds and weights alone (but for ``transport``, which looks at the batch).
@@ -144,15 +140,11 @@ def matching_objective(
         nothing = error.new_zeros(0)
         return Matching(losses, error.detach(), read, nothing, nothing, {})
 
-    given, x, z = x[read], state[read], z[read]
-    labels = {name: y[read] for name, y in labels.items()}
+    x, z, labels = state[read], z[read], {name: y[read] for name, y in labels.items()}
     # at the data end for half of the samples, near it for the others, whose codes show through
     near = NEAR * (2.0 * torch.special.ndtr(both[read, 1]) - 1.0).clamp(min=0.0)
     with torch.no_grad():  # patterns that could move would move together
         mean = place_codes(model, torch.zeros_like(x).flatten(1), labels, x)
-    if shift and model.training:
-        with torch.no_grad():
-            x = approach(model, move(given, shift, seeds[read]))
     if erase and model.training:
         gone = draw_uniform(seeds[read], x, ERASE) < erase
         x = torch.where(gone, draw_normal(seeds[read], x, ERASE - 1), x)
@@ -170,19 +162,6 @@ def matching_objective(
     return Matching(
         losses, error.detach(), read, end_error.detach(), cross_entropy.detach(), answers
     )
-
-
-def move(x: Tensor, shift: float, seeds: Tensor) -> Tensor:
-    """Images ``(batch, channels, height, width)`` moved by up to so many pixels each way, with
-    their edges drawn out.
-    """
-    if x.ndim != 4:
-        raise ValueError(f"only images can be shifted, not samples of shape {tuple(x.shape[1:])}")
-    by = 2.0 * draw_uniform(seeds, x.new_empty(()).expand(len(x), 2), SHIFT) - 1.0
-    place = torch.eye(2, 3, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1)
-    place[:, :, 2] = 2.0 * shift * by / x.new_tensor([x.shape[3], x.shape[2]])
-    grid = F.affine_grid(place, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
 
 def mixture(x: Tensor, z: Tensor, t: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ __all__ = [
     "to_uniform",
 ]
 
-FLIP, DEQUANTISE, NOISE, TIME, ERASE, READ, SHIFT = -2, -3, -4, -5, -6, -8, -9  # and -7, to ERASE
+FLIP, DEQUANTISE, NOISE, TIME, ERASE, READ = -2, -3, -4, -5, -6, -8  # and -7, to ERASE
 DROPOUT = -16  # and below: one for each factor
 TOLERANCE = -(2**20)  # and below: one for each block
 

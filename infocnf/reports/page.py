@@ -96,10 +96,16 @@ def summary(model: InfoCNF, data: Dataset, epochs: int) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     sizes = {part: len(indices) for part, indices in data.parts.items()}
     return (
-        f"{parameters:,} parameters in {len(model.flow.blocks)} continuous blocks, trained for "
+        f"{parameters:,} parameters in {blocks_in_words(model)}, trained for "
         f"{epochs} epochs on {sizes['train']:,} examples; {sizes['validation']:,} for validation, "
         f"{sizes['test']:,} for the test."
     )
+
+
+def blocks_in_words(model: InfoCNF) -> str:
+    """How many continuous blocks there are."""
+    count = len(model.flow.blocks)
+    return "one continuous block" if count == 1 else f"{count} continuous blocks"
 
 
 def read_metrics(run: Run) -> list[dict[str, float | None]]:

@@ -145,7 +145,6 @@ class MatchingConfig(Recipe):
     erase: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of an example that is noise where labels are read"
     )
-    shift: Weight = Field(0.0, description="pixels an image is moved by where labels are read")
     transport: bool = Field(False, description="deal codes out within classes by optimal transport")
     refit: Annotated[int, Field(ge=0)] = Field(
         2000, description="examples to whose codes the prior is fitted afterwards; 0: none"

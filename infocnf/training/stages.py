@@ -140,7 +140,6 @@ class Plan:
             share=own.share,
             times=own.times,
             erase=own.erase,
-            shift=own.shift,
             transport=own.transport,
             seeds=seeds,
         )
