@@ -503,7 +503,7 @@ def test_two_nodes_train_together(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     nodes = [
         start(
-            *("train", *SETTINGS, "--set", "trainer.nodes=2", "--out", "run"),
+            *("train", *LIKELIHOOD, "--set", "trainer.nodes=2", "--out", "run"),
             folder=tmp_path,
             NODE_RANK=str(rank),
             MASTER_ADDR="127.0.0.1",
