@@ -9,8 +9,8 @@ a step of the same size in all of its singular directions,
 
 whose root mean square is that of a usual step of Adam (Liu et al. 2025), so that learning rates
 mean the same. :math:`U V^\top` is found up to a third of its length by five iterations of a
-polynomial, which costs six products of matrices each. A convolution is the matrix of its outputs by
-all it looks at.
+polynomial, which costs three products of matrices each. A convolution is the matrix of its outputs
+by all it looks at.
 """
 
 from __future__ import annotations
