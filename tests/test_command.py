@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from PIL import Image
 from infocnf import load
 from infocnf.cli.app import run as command
 from infocnf.processes import is_leader
-from infocnf.training import begin
+from infocnf.training import Run, begin
 from tests.runs import TINY, last, rows, same_state, tiny
 
 SETTINGS = [part for setting in TINY for part in ("--set", setting)]
@@ -71,8 +72,6 @@ def test_train_evaluate_sample_predict_and_report(
     assert command(["predict", str(trained), str(out), "-o", str(table)]) == 0
     predicted = list(csv.DictReader(table.open()))
     model = load(trained)
-    from infocnf.training import Run
-
     x = Run.open(trained).preparation(torch.from_numpy(drawn), torch.float32)
     with torch.no_grad():
         expected = model.log_prob(x)
@@ -293,9 +292,17 @@ def test_a_run_of_two_stages_is_one_run(two_stages: Path) -> None:
     assert [bool(row["validation_bits_per_dim"]) for row in found] == [False] * 11 + [True] * 4
     assert all(row["validation_one_step_error_percent"] for row in matched)
 
+    best = min(
+        (row for row in found if row["validation_loss"]), key=lambda r: float(r["validation_loss"])
+    )
+    once, flow = (float(best[f"validation_{n}error_percent"]) for n in ("one_step_", ""))
+    model = load(two_stages)
+    assert model.read == ("one_step" if once <= flow else "flow")
+
     assert command(["evaluate", str(two_stages)]) == 0
     figures = json.loads((two_stages / "evaluation.json").read_text())
     assert figures["one_step"]["examples"] == figures["examples"] == 48
+    assert figures["read"] == model.read
     cheap = figures["within_budget"]
     assert cheap["numerical_error_bits_per_dim"] <= cheap["budget"] == 1e-3
     assert cheap["nfe_forward"] <= figures["nfe_forward"]
@@ -305,6 +312,29 @@ def test_a_run_of_two_stages_is_one_run(two_stages: Path) -> None:
     assert figures["numerical_error_bits_per_dim"] <= 0.01
     assert figures["tolerance"] == figures["within_budget"]["tolerance"] > 1e-5
     assert command(["report", str(two_stages)]) == 0
+
+
+@pytest.mark.parametrize("read", ["flow", "one_step"])
+def test_labels_are_predicted_as_the_model_prefers(
+    read: str, two_stages: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two_stages, run)
+    model = load(run)
+    model.read = read
+    model.save_pretrained(run / "model")
+    np.savez(tmp_path / "new.npz", x=np.random.default_rng(0).integers(0, 17, (20, 1, 8, 8)))
+    out = tmp_path / "labels.csv"
+    assert command(["predict", str(run), str(tmp_path / "new.npz"), "-o", str(out)]) == 0
+    table = list(csv.DictReader(out.open()))
+    x = Run.open(run).preparation(
+        torch.from_numpy(np.load(tmp_path / "new.npz")["x"]), torch.float32
+    )
+    with torch.no_grad():
+        answers = {way: model.predict_proba(x, read=way) for way in ("flow", "one_step")}
+    got = torch.tensor([[float(row[f"label={i}"]) for i in range(10)] for row in table])
+    torch.testing.assert_close(got.float(), answers[read], atol=1e-4, rtol=0)
+    assert (answers["flow"] - answers["one_step"]).abs().max() > 1e-2
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:

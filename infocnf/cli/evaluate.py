@@ -118,13 +118,14 @@ def table(found: object) -> str:
 
     assert isinstance(found, Evaluation)
     lines = [f"{found.examples:,} examples"]
+    once = found.one_step.get("error_percent")
     if found.error_percent is not None:
-        lines.append(f"error               {found.error_percent:.2f} %")
-    if found.one_step.get("error_percent") is not None:
-        lines.append(
-            f"error in one step   {found.one_step['error_percent']:.2f} % "
-            f"of {found.one_step['examples']:,} examples"
-        )
+        how = "" if once is None else "  (through the flow)"
+        errors = [f"error               {found.error_percent:.2f} %{how}"]
+        if once is not None:
+            count = found.one_step["examples"]
+            errors.append(f"error               {once:.2f} %  (in one step, {count:,} examples)")
+        lines += errors if found.read == "flow" else errors[::-1]
     for name, values in found.factors.items():
         if "rmse" in values:
             lines.append(f"rmse of {name:<12}{values['rmse']:.4g}")

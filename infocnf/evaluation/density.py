@@ -38,7 +38,7 @@ class Evaluation:
         examples: Number of examples, all of which count.
         tolerance: Tolerance of the solves; per block for a policy.
         trace: ``exact``, or ``hutchinson`` where any block's trace is estimated.
-        error_percent: Wrong classes; None without a categorical label.
+        error_percent: Wrong classes, read through the flow; None without a categorical label.
         bits_per_dim: Of the examples given their labels.
         bits_per_dim_marginal: Averaged over the labels.
         bits_per_dim_standard_error: Of the mean, over examples and the noise of their traces.
@@ -52,6 +52,7 @@ class Evaluation:
         nfe_blocks: Field evaluations per example of each block.
         one_step: Of a model that reads labels in one evaluation of the field, too: number of
             examples and figures of each factor.
+        read: How the model's predictions read labels: ``flow`` or ``one_step``.
         within_budget: What a numerical error within a budget costs: the loosest tolerance that has
             it, and its figures.
     """
@@ -72,6 +73,7 @@ class Evaluation:
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     nfe_blocks: list[float] = field(default_factory=list)
     one_step: dict[str, Any] = field(default_factory=dict)
+    read: str = "flow"
     within_budget: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,6 +186,7 @@ def evaluate(
         factors=factors,
         confusion=confusion,
         nfe_blocks=evaluations.mean(0).tolist(),
+        read=model.read,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,7 +58,10 @@ def predict(
     for begin in range(0, len(x), batch_size):
         raw = x[begin : begin + batch_size].to(model.device)
         prepared = preparation(raw, dtype)
-        parts.append(score_all(model, prepared, Fixed(tolerance), preparation.log_scale))
+        found = score_all(model, prepared, Fixed(tolerance), preparation.log_scale)
+        if model.read == "one_step":
+            found = replace(found, answers=answers_in_one_step(model, prepared))
+        parts.append(found)
         progress(len(raw))
 
     columns: dict[str, list[object]] = {}
@@ -69,6 +72,12 @@ def predict(
     columns["log_likelihood"] = likelihood.tolist()
     columns["nfe"] = torch.cat([part.evaluations.sum(1) for part in parts]).tolist()
     return Predictions(columns, unsolved=int((~likelihood.isfinite()).sum()))
+
+
+@torch.no_grad()
+def answers_in_one_step(model: InfoCNF, x: Tensor) -> dict[str, Tensor]:
+    """Answers to prepared examples that need no solve."""
+    return model.answers(x, None, "one_step")
 
 
 def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Scores:

@@ -19,7 +19,7 @@ from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
-from infocnf.models.reading import READS, approach, read_once
+from infocnf.models.reading import approach, check_labelled, check_read, read_once
 from infocnf.ode.streams import sample_seeds
 from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
 
@@ -73,6 +73,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         marginals: Bins of the histograms by which each pixel or column becomes normal at the data
             end of a U-Net or residual flow, once they are fitted; 0: none.
         separation: How far apart labels start in the supervised code; 0: all alike.
+        read: How labels are read where a method is not told: ``flow`` or ``one_step``.
         compile: Whether to compile fields and divergences; see :class:`ContinuousBlock`.
     """
 
@@ -102,6 +103,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         dropout: float = 0.5,
         marginals: int = 0,
         separation: float = 0.0,
+        read: str = "flow",
         compile: bool = False,
     ) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         }
         self.flow = build_flow(self.shape, architecture, make_block, common, own)
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
-        self.separation = separation
+        self.separation, self.read = separation, check_read(read)
         if separation:
             self.code.separate(self.flow.code_shape, separation)
         self.policy.bind(self.places)
@@ -219,13 +221,13 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         return self.code.log_prob(code.supervised, code.unsupervised, labels) + code.log_det
 
     def predict_proba(
-        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str = "flow"
+        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str | None = None
     ) -> Tensor | Normal | dict[str, Tensor | Normal]:
         """Probabilities ``(batch, classes)`` of a categorical factor, a Normal for a real one, a
         dict of them for several.
 
         Read off the code by the classifier (``read="flow"``); or, from a model trained by matching,
-        off a single evaluation of the field (``"one_step"``).
+        off a single evaluation of the field (``"one_step"``); as the model prefers when None.
         """
         answers = self.answers(x, tolerance, read)
         return self.single(
@@ -233,7 +235,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         )
 
     def predict(
-        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str = "flow"
+        self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The most probable class or the expected number, ``(batch,)``; a dict for several."""
         answers = self.answers(x, tolerance, read)
@@ -242,19 +244,13 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         )
 
     def answers(
-        self, x: Tensor, tolerance: Tolerance | None, read: str = "flow"
+        self, x: Tensor, tolerance: Tolerance | None, read: str | None = None
     ) -> dict[str, Tensor]:
         """Output of each factor's classifier, or the same read in one step."""
-        if not self.code.heads:
-            raise ValueError(
-                "this model has no supervised code to read a label from: "
-                "give it factors and supervised > 0"
-            )
-        if read == "one_step":
+        check_labelled(self)
+        if check_read(read or self.read) == "one_step":
             self.check_input(x)
             return read_once(self, approach(self, x))
-        if read != "flow":
-            raise ValueError(f"read must be one of {', '.join(READS)}, got {read!r}")
         return self.code.answers(self.encode(x, tolerance=tolerance, log_det=False).supervised)
 
     @torch.no_grad()
@@ -384,7 +380,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
             name: factor_to_config(factor) for name, factor in self.factors.items()
         }
         arguments["tolerance"] = self.policy.config()
-        arguments["gradient"] = self.gradient
+        arguments["gradient"], arguments["read"] = self.gradient, self.read
 
         return pretrained.plain(arguments)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "READS",
     "approach",
+    "check_labelled",
+    "check_read",
     "expected_code",
     "read_head",
     "read_once",
@@ -38,6 +40,22 @@ __all__ = [
 
 READS = ("flow", "one_step")
 FLOOR = 1e-6  # of a probability that is read
+
+
+def check_read(read: str) -> str:
+    """A way to read labels, or an error that names those there are."""
+    if read not in READS:
+        raise ValueError(f"read must be one of {', '.join(READS)}, got {read!r}")
+    return read
+
+
+def check_labelled(model: InfoCNF) -> None:
+    """Refuse a model that knows no labels."""
+    if not model.code.heads:
+        raise ValueError(
+            "this model has no supervised code to read a label from: "
+            "give it factors and supervised > 0"
+        )
 
 
 def reads_in_one_step(model: InfoCNF) -> bool:

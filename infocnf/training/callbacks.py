@@ -75,7 +75,7 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     train, validation = module.epoch, module.validation
     row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
     names = ["loss", "bits_per_dim", "error_percent"]
-    if module.plan.stages[0].name == "matching":
+    if module.plan.matched:
         row["stage"] = module.stage.name
         row["validation_one_step_error_percent"] = validation.mean("one_step_error_percent")
         names.append("matching")
@@ -226,6 +226,7 @@ class Keeper(Callback):
     def keep(self, trainer: Trainer, module: FlowModule) -> None:
         """Write the model for others to use."""
         if trainer.is_global_zero:
+            module.evaluated.read = module.read
             module.evaluated.save_pretrained(self.folder / "model")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

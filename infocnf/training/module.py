@@ -101,6 +101,13 @@ class FlowModule(LightningModule):
         return self.model if self.average is None else cast("InfoCNF", self.average.module)
 
     @property
+    def read(self) -> str:
+        """How the validation says that labels are best read."""
+        once = self.validation.mean("one_step_error_percent")
+        flow = self.validation.mean("error_percent")
+        return "flow" if once is None or flow is None or once > flow else "one_step"
+
+    @property
     def validates(self) -> bool:
         """Whether this epoch ends with an exact validation."""
         return self.stage.validates(self.current_epoch)
@@ -162,7 +169,7 @@ class FlowModule(LightningModule):
         piece = self.validation_pieces()[batch_idx]
         x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
         model = self.evaluated.eval()
-        if self.stage.name == "matching":
+        if self.stage.name == "matching" or (self.plan.matched and self.validates):
             found = self.plan.matching(model, self.preparation(x, self.model_dtype), labels)
             read = account_of_matching(model, found, labels)
             self.validation.add(validation_of_matching(read, alone=not self.validates))

@@ -92,6 +92,11 @@ class Plan:
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    @property
+    def matched(self) -> bool:
+        """Whether it begins with matching."""
+        return self.stages[0].name == "matching"
+
     def at(self, epoch: int) -> Stage:
         """The stage of an epoch; the last one after the end."""
         return next((stage for stage in self.stages if epoch < stage.end), self.stages[-1])
