@@ -178,9 +178,7 @@ def course(folder: Path) -> list[Point]:
 
 def train(arm: Arm, common: Sequence[str], folder: Path) -> None:
     """Train once, or what is left of it."""
-    if (folder / "model" / "model.safetensors").exists():
-        return
-    resume = (folder / "config.toml").exists()
+    resume = (folder / "config.toml").exists()  # which does nothing where nothing is left
     sets = [word for setting in (*common, *arm.settings) for word in ("--set", setting)]
     what = ["--resume"] if resume else [arm.preset, *sets]
     command = [sys.executable, "-m", "infocnf", "train", *what, "--out", str(folder)]
@@ -247,19 +245,17 @@ def draw(courses: dict[str, dict[str, list[Point]]]) -> None:
 def main() -> None:
     """Train, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder with mnist.npz")
+    parser.add_argument("--data", type=Path, required=True, help="folder with mnist.npz")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matching")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     arguments = parser.parse_args()
 
     courses: dict[str, dict[str, list[Point]]] = {}
-    for name in arguments.tasks:
-        task = TASKS[name]
-        place = () if arguments.data is None else (f"data.directory={arguments.data.absolute()}",)
+    for name, task in TASKS.items():
+        place = (f"data.directory={arguments.data.absolute()}",) if name == "mnist" else ()
         found = courses[name] = {}
         for arm in task.arms:
             folder = arguments.out / name / arm.name.replace(",", "").replace(" ", "-")
-            train(arm, (*task.common, *(place if name == "mnist" else ())), folder)
+            train(arm, (*task.common, *place), folder)
             points = course(folder)
             if arm.first:
                 found[arm.first] = [point for point in points if point.stage == "matching"]

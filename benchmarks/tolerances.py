@@ -157,7 +157,8 @@ def run(seed: int, folder: Path, settings: Sequence[str]) -> None:
     sets = [word for setting in given for word in ("--set", setting)]
     if not (folder / "evaluation.json").exists():
         resume = ["--resume"] if (folder / "config.toml").exists() else []
-        call([*python, "train", *resume, "--out", str(folder), *(sets if not resume else [])])
+        what = resume or ["digits-likelihood", *sets]
+        call([*python, "train", *what, "--out", str(folder)])
         call([*python, "evaluate", str(folder)])
     print(folder.name, flush=True)
 

@@ -37,6 +37,7 @@ SETTINGS = {
     "model.place=nowhere": "first_scale.*'nowhere'",
     "model.hidden=[0]": "model.hidden.*greater than 0",
     "model.gradient=none": "model.gradient",
+    "model.marginals=true": "'multiscale' does not make marginals normal",
     "tolerance=-1": "positive and finite, got -1",
     "tolerance=[1e-3]": "3 blocks.*1 tolerances",
     "tolerance.name=lerned": "fixed.*'lerned'",

@@ -256,7 +256,10 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert kept == (uninterrupted / "model" / "model.safetensors").read_bytes()
 
 
-STAGES = ["digits-matching", *SETTINGS, "--set", "matching.epochs=12", "--set", "training.epochs=3"]
+STAGES = ["digits-matching", *SETTINGS]
+for setting in ("matching.epochs=12", "matching.batch_size=16", "training.epochs=3"):
+    STAGES += ["--set", setting]
+MUON = ("matching.optimizer=muon", "matching.micro_batch=5")
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +282,19 @@ def test_a_run_killed_in_either_stage_resumes_to_the_same_bits(
     assert command(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
     assert same_state(last(tmp_path / "run"), last(two_stages))
     assert rows(tmp_path / "run") == rows(two_stages)
+    kept = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    assert kept == (two_stages / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_matching_run_can_be_made_longer(tmp_path: Path) -> None:
+    own = ["training.stages=['matching']", "matching.epochs=2", "matching.schedule=constant"]
+    config = tiny(*own, *MUON, "matching.batch_size=16", preset="digits-matching")
+    run = begin(config, tmp_path / "run").folder
+    assert command(["train", "--resume", "--out", str(run), "--set", "training.epochs=9"]) == 2
+    assert command(["train", "--resume", "--out", str(run), "--set", "matching.epochs=3"]) == 0
+    assert [row["step"] for row in rows(run)] == ["3", "6", "9"]
+    assert command(["evaluate", str(run)]) == 0
+    assert command(["report", str(run)]) == 0  # without tolerances of training
 
 
 def test_a_run_of_two_stages_is_one_run(two_stages: Path) -> None:
@@ -355,9 +371,28 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
                 assert float(two[name]) == pytest.approx(float(one[name]), abs=1e-5), name
         assert two["train_error_percent"] == one["train_error_percent"]
         assert float(two["nfe_forward"]) == pytest.approx(float(one["nfe_forward"]), rel=0.2)
+    assert load(tmp_path / "run2").read == "flow"
     first, second = (last(tmp_path / f"run{n}")["state_dict"] for n in (1, 2))
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_two_processes_match_as_one(tmp_path: Path) -> None:
+    for devices in (1, 2):
+        own = ["--set", f"trainer.devices={devices}", "--out", f"run{devices}"]
+        own += ["--set", "matching.epochs=3", "--set", "training.precision=float64"]
+        process = start("train", *STAGES, *own, folder=tmp_path)
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
+    one, two = (rows(tmp_path / f"run{n}") for n in (1, 2))
+    for name in ("train_matching", "validation_matching", "validation_one_step_error_percent"):
+        found, wanted = ([float(row[name]) for row in t if row[name]] for t in (two, one))
+        assert found[:3] == pytest.approx(wanted[:3], rel=1e-6), name
+    # what an epoch does not have is missing, and not zero: a loss of zero would be the best
+    for name in ("validation_loss", "validation_bits_per_dim"):
+        assert [bool(row[name]) for row in two] == [bool(row[name]) for row in one]
+        assert [bool(row[name]) for row in two][:3] == [False, False, True]
+    assert load(tmp_path / "run2").read == load(tmp_path / "run1").read
 
 
 def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:

@@ -248,6 +248,35 @@ def test_a_network_learns_bayes_rule(end: float, beta: float) -> None:
     assert (found - mixture.posterior(x)).abs().mean() < 0.04
 
 
+def test_labels_are_read_against_what_was_matched_whatever_the_prior_becomes() -> None:
+    model = labelled((2,), 2, supervised=1.0).eval()
+    model.flow.single[1].dynamics.field = DataEnd(model)
+    size = InfoCNF(
+        (3,), {"size": Real(5.0, 2.0)}, architecture="residual", hidden=(8,), separation=1.3
+    )
+    x, y = torch.randn(200, 2), torch.tensor([1.0, 5.0, 8.0])
+    expected, _ = size.code.heads["size"].moments(y)
+    with torch.no_grad():  # as a refit does
+        for head in (model.code.heads["y"], size.code.heads["size"]):
+            head.prior.weight *= 0.4
+            head.prior.bias += 0.3
+    found = model.predict_proba(x, read="one_step")
+    torch.testing.assert_close(found, Mixture().posterior(x), atol=1e-5, rtol=0)
+    head = size.code.heads["size"]
+    torch.testing.assert_close(head.factor.read(read_head(head, expected)), y.double())
+
+
+def test_what_is_validated_is_what_is_predicted() -> None:
+    """In evaluation mode nothing of the code that was drawn for the true label shows through."""
+    model = labelled((6,), 3)
+    shaken(model.flow.single[1].dynamics.field, 0.3)
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    answers = matching_objective(model.eval(), x, y, seeds=SEEDS[:40]).answers["y"]
+    torch.testing.assert_close(answers.softmax(1), model.predict_proba(x, read="one_step"))
+    drawn = matching_objective(model.train(), x, y, seeds=SEEDS[:40]).answers["y"]
+    assert (drawn - answers).abs().max() > 1e-3
+
+
 def test_a_real_label_is_read_off_the_line_it_lies_on() -> None:
     model = InfoCNF(
         (3,), {"size": Real(5.0, 2.0)}, architecture="residual", hidden=(8,), separation=1.3
@@ -467,6 +496,14 @@ def test_what_cannot_be_matched_is_refused(
 def test_answers_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ValueError, match="read must be one of flow, one_step, got 'twice'"):
         labelled((3,), 2).predict(torch.zeros(1, 3), read="twice")
+    with pytest.raises(ValueError, match=r"separation > 0"):
+        InfoCNF((3,), {"y": Categorical(2)}, blocks=1).predict(torch.zeros(1, 3), read="one_step")
+    with pytest.raises(ValueError, match=r"4 classes cannot be told apart in .* 2 dimensions"):
+        labelled((4,), 4)
+    with pytest.raises(ValueError, match="'flat' does not make marginals normal"):
+        InfoCNF((3,), marginals=8)
+    with pytest.raises(ValueError, match="'residual' needs widths in hidden"):
+        InfoCNF((3,), architecture="residual", hidden=())
     with pytest.raises(ValueError, match=r"levels: give hidden 2 or fewer"):
         InfoCNF((1, 28, 28), architecture="unet", hidden=(8, 8, 8))
 

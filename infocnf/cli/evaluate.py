@@ -60,6 +60,7 @@ def evaluate(
     from infocnf.evaluation.budget import in_short
     from infocnf.evaluation.density import spread_over
     from infocnf.files import write_json
+    from infocnf.ode import SolveError
     from infocnf.training import Run
 
     if part not in PARTS:
@@ -91,7 +92,7 @@ def evaluate(
                 )
             within = in_short(cheapest, allowed)
             found = cheapest if budget is not None else found
-        except WorkError as error:
+        except (WorkError, SolveError) as error:
             if budget is not None:
                 raise
             console.print(str(error))  # nobody asked for it: the evaluation stands
@@ -128,7 +129,9 @@ def table(found: object) -> str:
         lines += errors if found.read == "flow" else errors[::-1]
     for name, values in found.factors.items():
         if "rmse" in values:
-            lines.append(f"rmse of {name:<12}{values['rmse']:.4g}")
+            again = found.one_step.get("factors", {}).get(name)
+            once = "" if again is None else f"  ({again['rmse']:.4g} in one step)"
+            lines.append(f"rmse of {name:<12}{values['rmse']:.4g}{once}")
     lines += [
         f"bits/dim            {found.bits_per_dim:.4f} "
         f"(+- {found.bits_per_dim_standard_error:.4f} standard error)",
@@ -144,7 +147,9 @@ def table(found: object) -> str:
             f"NFE {cheap['nfe_forward']:.1f}, bits/dim {cheap['bits_per_dim']:.4f}"
         )
     if found.calibration_error is not None:
-        lines.append(f"calibration error   {found.calibration_error:.4f}")
+        again = found.one_step.get("calibration_error")
+        once = "" if again is None else f"  ({again:.4f} in one step)"
+        lines.append(f"calibration error   {found.calibration_error:.4f}{once}")
     if found.numerical_error_bits_per_dim > LARGEST_ERROR:
         lines.append(
             f"the numerical error exceeds {LARGEST_ERROR:g} bits/dim: use a tighter --tolerance"

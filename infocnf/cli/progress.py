@@ -111,7 +111,10 @@ def introduction(module: FlowModule) -> str:
         f"{sizes['validation']:,} to validate; {parameters:,} parameters",
     ]
     lines += [f"{name}: {label_in_words(module, name)}" for name in model.code.heads]
-    if model.code.heads:
+    if "matching" in config.training.stages:
+        labels = f" + {config.matching.beta:g} cross-entropy" if model.code.heads else ""
+        lines.append(f"matching: squared error of the field{labels}")
+    if model.code.heads and "likelihood" in config.training.stages:
         weight = weight_in_nats(config.objective.beta, model.dimensions)
         lines.append(
             f"objective: bits/dim + {config.objective.beta:g} cross-entropy "

@@ -14,7 +14,7 @@ __all__ = ["train"]
 EXAMPLES = """\b
 Examples:
   infocnf train                                   the digits, three minutes
-  infocnf train digits --set training.epochs=5    any setting of --show
+  infocnf train digits --set matching.epochs=20   any setting of --show
   infocnf train --data flowers/                   a folder with a sub-folder of images per class
   infocnf train --data iris.csv --set data.label=species
   infocnf train mnist --data-dir ~/mnist

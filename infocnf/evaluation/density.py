@@ -219,12 +219,13 @@ def read_in_one_step(
         prepared = preparation(x[begin : begin + batch_size].to(model.device), dtype)
         parts.append(model.answers(prepared, None, read="one_step"))
     answers = {name: torch.cat([part[name] for part in parts]) for name in model.code.heads}
-    factors, _ = judge(model, answers, labels)
+    factors, confusion = judge(model, answers, labels)
     return {
         "examples": len(x),
         "error_percent": mean_of(factors, "error_percent"),
         "calibration_error": mean_of(factors, "calibration_error"),
         "factors": factors,
+        "confusion": confusion,
     }
 
 

@@ -42,8 +42,16 @@ def build_flow(
             f"architecture {architecture!r} has no scales, got {scales}: leave them out "
             "(levels of a U-Net are the widths in hidden)"
         )
+    single = architecture in ("unet", "residual")
+    if own["unet"]["marginals"] and not single:
+        raise ValueError(
+            f"architecture {architecture!r} does not make marginals normal: leave marginals out, "
+            "or use 'unet' for images, 'residual' for rows"
+        )
+    if single and not common["hidden"]:
+        raise ValueError(f"architecture {architecture!r} needs widths in hidden, got none")
     arguments = {**common, **own[architecture]}
-    if architecture in ("unet", "residual"):
+    if single:
         return single_flow(shape, make_block, **arguments)
     if architecture == "flat":
         return flat_flow(shape[0], make_block, **arguments)

@@ -114,7 +114,14 @@ class FactorHead(nn.Module):
         factor: The kind of label.
         features: Size of its code :math:`z_{y_i}`.
         dropout: Rate of dropout before the classifier.
+
+    Attributes:
+        patterns: Means onto which a flow is matched, of each class or of one unit of an amount,
+            ``(inputs, features)``. The prior starts there and may leave; the field that was matched
+            goes on to point there.
     """
+
+    patterns: Tensor
 
     def __init__(self, factor: Factor, features: int, dropout: float) -> None:
         super().__init__()
@@ -122,6 +129,7 @@ class FactorHead(nn.Module):
         self.prior = nn.Linear(factor.inputs, 2 * features)
         self.classifier = nn.Linear(features, factor.outputs)
         self.dropout = nn.Dropout(dropout)  # only its rate, where masks come from seeds
+        self.register_buffer("patterns", torch.zeros(factor.inputs, features), persistent=False)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
@@ -133,9 +141,9 @@ class FactorHead(nn.Module):
             cells: Cell of each dimension ``(features,)``.
             distance: The number :math:`m`.
         """
-        features, inputs = len(cells), self.prior.in_features
-        signs = sign_codes(inputs, int(cells.max()) + 1)
-        self.prior.weight[:features] = distance * signs[:, cells].t()
+        signs = sign_codes(self.prior.in_features, int(cells.max()) + 1)
+        self.patterns.copy_(distance * signs[:, cells])
+        self.prior.weight[: len(cells)] = self.patterns.t()
         self.decide()
 
     @torch.no_grad()

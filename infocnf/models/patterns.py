@@ -41,12 +41,20 @@ def cells_of(shape: Sequence[int], indices: Tensor) -> Tensor:
 
 def sign_codes(classes: int, cells: int, seed: int = 0) -> Tensor:
     """A sign for each class and cell, ``(classes, cells)``: of many random tables the one whose
-    closest classes differ in most cells.
+    closest classes differ in most cells. Means that are mixed can be told apart only where no mean
+    is a mixture of others.
     """
+    if cells < classes - 1:
+        raise ValueError(
+            f"{classes} classes cannot be told apart in a supervised code of {cells} "
+            f"{'dimension' if cells == 1 else 'dimensions or cells'}: raise supervised"
+        )
     generator = torch.Generator().manual_seed(seed)
     count = max(1, min(ATTEMPTS, 10**7 // (classes * classes * cells)))
     tables = torch.randint(0, 2, (count, classes, cells), generator=generator).double() * 2.0 - 1.0
     agreement = tables @ tables.transpose(1, 2) - 2.0 * cells * torch.eye(classes).double()
     # the closest pair first, then how alike all pairs are
     score = agreement.amax((1, 2)) * 1e3 + agreement.square().mean((1, 2))
+    centred = tables - tables.mean(1, keepdim=True)
+    score = score + 1e9 * (torch.linalg.matrix_rank(centred) < classes - 1)
     return tables[score.argmin()].float()

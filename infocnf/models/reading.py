@@ -83,6 +83,11 @@ def expected_code(model: InfoCNF, state: Tensor, slopes: Tensor, t: Tensor) -> T
 
 def read_once(model: InfoCNF, state: Tensor) -> dict[str, Tensor]:
     """Answers by factor from one evaluation of the field at the data end."""
+    if not reads_in_one_step(model):
+        raise ValueError(
+            "only a flow of one block that labels start apart in (separation > 0) has labels to "
+            "be read in one step: leave read out, or match such a flow"
+        )
     t = state.new_zeros(())
     return read_slopes(model, state, model.flow.single[1].dynamics.field(t, state), t)
 
@@ -110,9 +115,8 @@ def read_head(head: FactorHead, expected: Tensor, floor: float = FLOOR) -> Tenso
         shares = class_shares(head, expected)
         beyond = math.log(floor) + (shares - floor) / floor
         return torch.where(shares >= floor, shares.clamp(min=floor).log(), beyond)
-    zero, one = (head.embedded_moments(expected.new_full((1,), u))[0].detach() for u in (0.0, 1.0))
-    slope = one - zero  # the width is that of the answers through the flow
-    location = ((expected - zero) @ slope) / slope.square().sum().clamp(min=1e-12)
+    slope = head.patterns[0]  # the width is that of the answers through the flow
+    location = (expected @ slope) / slope.square().sum()
     return torch.stack([location, head.classifier.bias[1].expand_as(location)], -1)
 
 
@@ -120,8 +124,7 @@ def class_shares(head: FactorHead, expected: Tensor) -> Tensor:
     r"""Shares :math:`p` that sum to one with the least :math:`|\sum_y p_y \mu(y) - E[z_y]|^2`,
     ``(batch, classes)``; not all positive where the code is no mixture.
     """
-    classes = head.prior.in_features
-    means = head.embedded_moments(torch.eye(classes).to(expected))[0].detach()
+    means, classes = head.patterns, len(head.patterns)
     centre = means.mean(0)
     # Centred means sum to zero. Without the tolerance rounding would hide that, and shares would no
     # longer sum to one.

@@ -105,7 +105,8 @@ def matching_objective(
         end: Weight of the error at the data end.
         share: Share of samples that are read in training.
         times: Distribution of times: ``uniform``, ``logit_normal`` or ``data``.
-        transport: Whether codes are dealt out within each class so that lines are short.
+        transport: Whether codes are dealt out within each class so that lines are short. It does
+            nothing among labels that are amounts, of which no two are alike.
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
             lest few of them decide. It helps where examples are few, and makes answers less certain
             than Bayes' rule would be.
@@ -142,7 +143,8 @@ def matching_objective(
 
     x, z, labels = state[read], z[read], {name: y[read] for name, y in labels.items()}
     # at the data end for half of the samples, near it for the others, whose codes show through
-    near = NEAR * (2.0 * torch.special.ndtr(both[read, 1]) - 1.0).clamp(min=0.0)
+    # (in evaluation mode at the data end for all)
+    near = NEAR * (2.0 * torch.special.ndtr(both[read, 1]) - 1.0).clamp(min=0.0) * model.training
     with torch.no_grad():  # patterns that could move would move together
         mean = place_codes(model, torch.zeros_like(x).flatten(1), labels, x)
     if erase and model.training:

@@ -133,7 +133,8 @@ def tolerances(rows: Rows) -> bytes:
     axes.set_ylim(min(found, default=1e-5) / 3.0, max(found, default=1e-5) * 3.0)
     axes.set_yscale("log")
     tidy(axes, "Tolerance of the solver in training", "epoch", "tolerance")
-    axes.legend(frameon=False, fontsize=8, ncols=1 + len(names) // 8)
+    if found:
+        axes.legend(frameon=False, fontsize=8, ncols=1 + len(names) // 8)
     return png(figure)
 
 

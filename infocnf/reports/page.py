@@ -136,6 +136,7 @@ def read_evaluation(run: Run) -> dict[str, Any] | None:
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
     """The figures everyone looks for."""
     one_step, cheap = evaluation.get("one_step", {}), evaluation.get("within_budget", {})
+    read = preferred(evaluation)
     once, flow = one_step.get("error_percent"), evaluation["error_percent"]
     errors = [
         ("test error, labels read in one step", once, "{:.2f} %"),
@@ -148,9 +149,15 @@ def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
         ("numerical error, bits/dim", evaluation["numerical_error_bits_per_dim"], "{:.1e}"),
         ("field evaluations per example", evaluation["nfe_forward"], "{:.0f}"),
         (f"the same within {cheap.get('budget')} bits/dim", cheap.get("nfe_forward"), "{:.0f}"),
-        ("calibration error", evaluation["calibration_error"], "{:.3f}"),
+        ("calibration error", read["calibration_error"], "{:.3f}"),
     ]
     return [{"name": n, "value": form.format(v)} for n, v, form in found if v is not None]
+
+
+def preferred(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures of labels, read in the way that the model's predictions do."""
+    found: Mapping[str, Any] = evaluation
+    return found["one_step"] if evaluation.get("read") == "one_step" else found
 
 
 def warnings_of(evaluation: Mapping[str, Any]) -> list[str]:
@@ -223,16 +230,19 @@ def progress(rows: list[dict[str, float | None]]) -> Part:
             " Epochs of matching have a loss of their own, read labels in one step and see no "
             "likelihood until their end."
         )
-    return Part("Training", text, [figures.curves(rows), figures.tolerances(rows)])
+    pictures = [figures.curves(rows)]
+    if any(row["tolerance_0"] is not None for row in rows):
+        pictures.append(figures.tolerances(rows))
+    return Part("Training", text, pictures)
 
 
 def mistakes(evaluation: Mapping[str, Any], data: Dataset) -> list[Part]:
     """Which classes are mistaken for which."""
+    how = "in one step" if evaluation.get("read") == "one_step" else "through the flow"
+    text = "Numbers of test examples" + (f", read {how}." if evaluation.get("one_step") else ".")
     return [
-        Part(
-            f"Mistakes in {name}", "Numbers of test examples.", [figures.confusion(matrix, classes)]
-        )
-        for name, matrix in evaluation["confusion"].items()
+        Part(f"Mistakes in {name}", text, [figures.confusion(matrix, classes)])
+        for name, matrix in preferred(evaluation)["confusion"].items()
         if len(classes := data.raw.classes[name]) <= 40
     ]
 

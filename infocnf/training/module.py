@@ -168,13 +168,7 @@ class FlowModule(LightningModule):
         """
         piece = self.validation_pieces()[batch_idx]
         x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
-        model = self.evaluated.eval()
-        if self.stage.name == "matching" or (self.plan.matched and self.validates):
-            found = self.plan.matching(model, self.preparation(x, self.model_dtype), labels)
-            read = account_of_matching(model, found, labels)
-            self.validation.add(validation_of_matching(read, alone=not self.validates))
-        if not self.validates:
-            return
+        model, kept = self.evaluated.eval(), torch.arange(len(x))
 
         def attempt(kept: Tensor, stepping: str | None) -> Objective:
             return self.plan.likelihood(
@@ -184,11 +178,17 @@ class FlowModule(LightningModule):
                 tolerance=self.config.evaluation.tolerance,
             )
 
-        objective, kept = solvable(attempt, len(x))
-        self.validation.add({"failed": float(len(x) - len(kept))})
-        if objective is not None:
-            mine = {name: y[kept] for name, y in labels.items()}
-            self.validation.add(account_of(model, objective, mine))
+        if self.validates:
+            objective, kept = solvable(attempt, len(x))
+            self.validation.add({"failed": float(len(x) - len(kept))})
+            if objective is None:
+                return
+            labels = {name: y[kept] for name, y in labels.items()}
+            self.validation.add(account_of(model, objective, labels))
+        if self.plan.matched and (self.validates or self.stage.name == "matching"):
+            prepared = self.preparation(x[kept], self.model_dtype)
+            read = account_of_matching(model, self.plan.matching(model, prepared, labels), labels)
+            self.validation.add(validation_of_matching(read, alone=not self.validates))
 
     def on_validation_epoch_start(self) -> None:
         """Count anew."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from infocnf.errors import WorkError
 from infocnf.flows import Scale
 from infocnf.models import Categorical, InfoCNF
 from infocnf.models.codes import FactorHead, normal_log_prob
@@ -42,6 +43,11 @@ def encode_all(
             parts.append((code.supervised, code.unsupervised))
             kept.append(mine)
             break
+    if not parts:
+        raise WorkError(
+            "no code could be solved for, so no prior can be fitted to codes: raise "
+            "model.max_steps, or set matching.refit=0"
+        )
     z_y, z_u = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return z_y, z_u, torch.cat(kept)
 

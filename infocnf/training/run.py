@@ -55,7 +55,7 @@ __all__ = ["Run", "begin", "resume"]
 
 FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 PACKAGES = ("infocnf", "torch", "lightning", "numpy", "pydantic", "scikit-learn", "torchmetrics")
-CHANGEABLE = ("training.epochs", "trainer.", "evaluation.")
+CHANGEABLE = ("trainer.", "evaluation.")  # and the epochs of the last stage
 
 
 class SummedGradients(DDPStrategy):
@@ -195,16 +195,17 @@ def resume(
     config, checkpoint = run.config, latest(folder / "checkpoints")
     if settings:
         wanted = parse_config(apply_settings(config.model_dump(), settings), str(folder))
-        changed = [key for key in differences(config, wanted) if not key.startswith(CHANGEABLE)]
+        last = "matching" if config.training.stages[-1] == "matching" else "training"
+        may = (f"{last}.epochs", *CHANGEABLE)
+        changed = [key for key in differences(config, wanted) if not key.startswith(may)]
         if changed:
             raise InputError(
                 f"{changed[0]} cannot change in a run that has begun: start a new one with --out"
             )
         done = len(rows_of(checkpoint))
-        if wanted.training.epochs != config.training.epochs and epochs_of(wanted) <= done:
-            raise InputError(
-                f"training.epochs={wanted.training.epochs}: it has done {done}, want more"
-            )
+        if epochs_of(wanted) != epochs_of(config) and epochs_of(wanted) <= done:
+            epochs = getattr(wanted, last).epochs
+            raise InputError(f"{last}.epochs={epochs}: it has done {done}, want more")
         config = wanted
     data = run.data()
     model = build_model(config, data)

@@ -15,11 +15,13 @@ __all__ = ["add_figures", "add_gradients", "mean_first_steps"]
 def add_figures(
     strategy: Strategy, sums: dict[str, float], names: Sequence[str], device: torch.device
 ) -> dict[str, float]:
-    """Sums by name over all processes; those that a process does not have are zero there."""
-    values = [sums.get(name, 0.0) for name in names]
-    total = torch.tensor(values, dtype=torch.float64, device=device)
+    """Sums by name over all processes, of what any of them has."""
+    known = [[sums.get(name, 0.0), float(name in sums)] for name in names]
+    total = torch.tensor(known, dtype=torch.float64, device=device)
     total = strategy.reduce(total, reduce_op="sum")
-    return dict(zip(names, total.tolist(), strict=True))
+    return {
+        name: value for name, (value, count) in zip(names, total.tolist(), strict=True) if count
+    }
 
 
 def add_gradients(strategy: Strategy, groups: Sequence[dict[str, Any]]) -> None:
