@@ -330,6 +330,36 @@ def test_a_run_of_two_stages_is_one_run(two_stages: Path) -> None:
     assert command(["report", str(two_stages)]) == 0
 
 
+def test_an_evaluation_stands_where_no_tolerance_is_found_for_a_budget(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    opened, model = Run.open(run), load(run)
+    x = opened.preparation(opened.data().examples("test")[0], torch.float32)
+    with torch.no_grad():
+        solves = model.encode(x, tolerance=1e-4).stats.solves  # the certificate of 1e-3
+    counts = [solve.solution.stats for solve in solves]
+    enough = max(int((count.accepted + count.rejected).max()) for count in counts)
+    few = type(model).from_config({**model.config(), "max_steps": enough})
+    few.load_state_dict(model.state_dict())
+    few.save_pretrained(run / "model")
+    capsys.readouterr()
+    assert command(["evaluate", str(run)]) == 0
+    assert "max_steps" in text(capsys)  # the search solves at 1e-6
+    figures = json.loads((run / "evaluation.json").read_text())
+    assert figures["examples"] == 48 and figures["within_budget"] == {}
+    assert command(["evaluate", str(run), "--budget", "0.001"]) == 1
+
+
+def test_codes_that_cannot_be_solved_for_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--set", "model.max_steps=1", "--out", str(tmp_path / "run")]
+    assert command(["train", *STAGES, "--set", "matching.epochs=1", *own]) == 1
+    assert "matching.refit=0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("read", ["flow", "one_step"])
 def test_labels_are_predicted_as_the_model_prefers(
     read: str, two_stages: Path, tmp_path: Path
