@@ -230,13 +230,16 @@ def draw(courses: dict[str, dict[str, list[Point]]]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    names = list(dict.fromkeys(arm for found in courses.values() for arm in found))
+    colours = {arm: f"C{i}" for i, arm in enumerate(names)}
     figure, axes = plt.subplots(1, len(courses), figsize=(5 * len(courses), 3.6), squeeze=False)
     for axis, (name, found) in zip(axes[0], courses.items(), strict=True):
         for arm, points in found.items():
-            axis.plot([p.seconds for p in points], [p.bits for p in points], ".-", label=arm)
+            times, bits = [p.seconds for p in points], [p.bits for p in points]
+            axis.plot(times, bits, ".-", label=arm, color=colours[arm])
         axis.set(title=TASKS[name].title, xscale="log", xlabel="seconds of training")
         axis.set_ylabel("validation bits per dimension")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(PICTURE, dpi=110)

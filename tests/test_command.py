@@ -377,7 +377,7 @@ def test_labels_are_predicted_as_the_model_prefers(
         torch.from_numpy(np.load(tmp_path / "new.npz")["x"]), torch.float32
     )
     with torch.no_grad():
-        answers = {way: model.predict_proba(x, read=way) for way in ("flow", "one_step")}
+        answers = {way: model.predict_proba(x, 1e-3, read=way) for way in ("flow", "one_step")}
     got = torch.tensor([[float(row[f"label={i}"]) for i in range(10)] for row in table])
     torch.testing.assert_close(got.float(), answers[read], atol=1e-4, rtol=0)
     assert (answers["flow"] - answers["one_step"]).abs().max() > 1e-2
