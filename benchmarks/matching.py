@@ -28,9 +28,9 @@ HEAD = """# Matching against maximum likelihood
 
 Made by `python -m benchmarks.matching`. Seconds of training, and evaluations of the field (forward
 and backward) for each training example, until the validation part is first as likely, or its labels
-as well read. Learning rates fall to nothing at the end of each run, so a shorter run is better at
-equal time: a figure on the way is an upper bound. *Labels* are read through the
-flow, at the end of the code's path; those read in one step are in brackets.
+as well read. Learning rates fall to nothing at the end of each run; shorter runs were no better at
+equal time. *Labels* are read through the flow, at the end of the code's path; those read in one
+step are in brackets.
 """
 
 

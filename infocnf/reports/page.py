@@ -7,7 +7,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -156,8 +156,8 @@ def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def preferred(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures of labels, read in the way that the model's predictions do."""
-    found: Mapping[str, Any] = evaluation
-    return found["one_step"] if evaluation.get("read") == "one_step" else found
+    found = evaluation["one_step"] if evaluation.get("read") == "one_step" else evaluation
+    return cast("Mapping[str, Any]", found)
 
 
 def warnings_of(evaluation: Mapping[str, Any]) -> list[str]:
