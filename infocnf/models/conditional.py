@@ -20,6 +20,7 @@ from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
 from infocnf.models.labels import Labels, check_factors, name_labels
 from infocnf.models.reading import approach, check_labelled, check_read, read_once
+from infocnf.models.sharpening import separate
 from infocnf.ode.streams import sample_seeds
 from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
 
@@ -141,7 +142,7 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         self.code = PartitionedCode(self.flow.sizes, self.factors, supervised, place, dropout)
         self.separation, self.read = separation, check_read(read)
         if separation:
-            self.code.separate(self.flow.code_shape, separation)
+            separate(self.flow, self.code, separation)
         self.policy.bind(self.places)
 
     @property

@@ -21,6 +21,7 @@ from torch import Tensor
 from infocnf.flows import Traversal
 from infocnf.models.codes import FactorHead
 from infocnf.models.factors import Categorical
+from infocnf.models.sharpening import matched_field
 from infocnf.tolerances import Fixed
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def read_once(model: InfoCNF, state: Tensor) -> dict[str, Tensor]:
             "be read in one step: leave read out, or match such a flow"
         )
     t = state.new_zeros(())
-    return read_slopes(model, state, model.flow.single[1].dynamics.field(t, state), t)
+    return read_slopes(model, state, matched_field(model.flow)(t, state), t)
 
 
 def read_slopes(

@@ -31,6 +31,7 @@ from torch import Tensor
 from infocnf.flows import Traversal
 from infocnf.models import InfoCNF
 from infocnf.models.reading import approach, read_slopes
+from infocnf.models.sharpening import matched_field
 from infocnf.ode.streams import ERASE, NOISE, READ, TIME, draw_normal, draw_uniform
 from infocnf.tolerances import Fixed
 
@@ -130,7 +131,7 @@ def matching_objective(
         both = draw_normal(seeds, state.new_empty(()).expand(len(x), 2), TIME)
         t = TIMES[times](both[:, 0])
         between = mixture(state, z, t)
-    field = model.flow.single[1].dynamics.field
+    field = matched_field(model.flow)
 
     error = (field(t, between) - (z - state)).square().flatten(1).mean(1)
     count = len(x) if model.code.heads and (beta or end) else 0

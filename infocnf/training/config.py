@@ -146,6 +146,9 @@ class MatchingConfig(Recipe):
         0.0, description="share of an example that is noise where labels are read"
     )
     transport: bool = Field(False, description="deal codes out within classes by optimal transport")
+    sharpness: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        1.0, description="how firmly the flow decides for a label afterwards; 1: as matched"
+    )
     refit: Annotated[int, Field(ge=0)] = Field(
         2000, description="examples to whose codes the prior is fitted afterwards; 0: none"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infocnf.models.sharpening import sharpen
 from infocnf.training.refit import refit
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def finish_matching(module: FlowModule) -> None:
     """Go on from the averaged weights, with a prior fitted to their codes."""
     if module.average is not None:
         module.model.load_state_dict(module.evaluated.state_dict())
+    sharpness = module.config.matching.sharpness
+    if sharpness > 1.0 and module.model.code.heads:
+        sharpen(module.model.flow, sharpness)
     count = module.config.matching.refit
     if count:
         parts = []
