@@ -2,9 +2,19 @@
 fields.
 """
 
+from infocnf.ode.dense import solve_at
 from infocnf.ode.gradients import AdjointError
 from infocnf.ode.problem import Status
 from infocnf.ode.solve import Solution, SolveError, Stats, solve
 from infocnf.ode.tableaus import TABLEAUS
 
-__all__ = ["TABLEAUS", "AdjointError", "Solution", "SolveError", "Stats", "Status", "solve"]
+__all__ = [
+    "TABLEAUS",
+    "AdjointError",
+    "Solution",
+    "SolveError",
+    "Stats",
+    "Status",
+    "solve",
+    "solve_at",
+]

@@ -135,7 +135,13 @@ class Pull:
                 total.add_(gradient)
 
     def through(
-        self, step: Step, before: Tensor, increments: Tensor, cotangent: State, layout: Layout
+        self,
+        step: Step,
+        before: Tensor,
+        increments: Tensor,
+        cotangent: State,
+        layout: Layout,
+        inside: Tensor | None = None,
     ) -> State:
         """Pull the cotangent of a step's result back to the state before it.
 
@@ -145,11 +151,13 @@ class Pull:
             increments: Those of all stages but the last that counts, ``(stages - 1, N)``.
             cotangent: Of its result.
             layout: Form of the state.
+            inside: Cotangents of the increments of all stages from states inside the step,
+                ``(stages, N)``, where there are such.
         """
         problem, table = self.job.problem, self.job.problem.table
         times, scales = stage_times(table, step.t, step.h, layout, cotangent[0], problem.individual)
         context = self.leaves(rows_of(self.context, step.rows), self.context)
-        count = table.result_stages
+        count = table.result_stages if inside is None else table.stages
         self.job.count(step.rows, count)
 
         flat = layout.flatten(cotangent)
@@ -157,7 +165,8 @@ class Pull:
         for i in reversed(range(count)):
             done = count - 1 - i
             weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
-            kappa = layout.parts(pulled.add_to(flat * table.b[i], weights))
+            own = flat * table.b[i] if inside is None else flat * table.b[i] + inside[i]
+            kappa = layout.parts(pulled.add_to(own, weights))
             stage = layout.parts(add_rows(before, increments, table.a[i]))
             leaves, outputs = self.record(times[i], stage, context, problem.field_of(i))
             scaled = tuple(part * h for part, h in zip(kappa, scales, strict=True))

@@ -149,6 +149,48 @@ def solve(
             read: called as ``drift(t, state[0])``, the slopes of the first alone. Stages without
             weight in the result take it, which saves the others' slopes.
     """
+    y: State = (state,) if isinstance(state, Tensor) else tuple(state)
+    job, sources = make_job(
+        field,
+        state,
+        interval,
+        tolerance=tolerance,
+        method=method,
+        stepping=stepping,
+        gradient=gradient,
+        steps=steps,
+        first_step=first_step,
+        max_steps=max_steps,
+        passengers=passengers,
+        context=context,
+        parameters=parameters,
+        drift=drift,
+    )
+    final = run(job, y, tuple(context), sources, gradient)
+    assert job.arrival is not None
+    result = final[0] if isinstance(state, Tensor) else final
+
+    return account(job.arrival, result, job.backward, stepping == "individual")
+
+
+def make_job(
+    field: Callable[..., Tensor | State],
+    state: Tensor | Sequence[Tensor],
+    interval: tuple[float, float],
+    *,
+    tolerance: float | Tensor,
+    method: str,
+    stepping: str,
+    gradient: str,
+    steps: int | None,
+    first_step: float | Tensor | None,
+    max_steps: int,
+    passengers: int,
+    context: Sequence[Tensor],
+    parameters: Iterable[Tensor] | None,
+    drift: Callable[..., Tensor] | None,
+) -> tuple[Job, State]:
+    """What :func:`solve` was asked for, checked, and the tensors whose gradients are wanted."""
     single = isinstance(state, Tensor)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
     individual = check_choices(stepping, gradient)
@@ -180,10 +222,7 @@ def solve(
         drift=None if drift is None else normal_form(first_alone(drift), single, y),
     )
     job = Job(problem, len(y), len(context), torch.zeros(lanes, dtype=torch.int64))
-    final = run(job, y, tuple(context), sources, gradient)
-    assert job.arrival is not None
-
-    return account(job.arrival, final[0] if single else final, job.backward, individual)
+    return job, sources
 
 
 def account(

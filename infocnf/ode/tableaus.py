@@ -8,7 +8,8 @@ them,
     \mathrm{error} = h \sum_i e_i k_i,
 
 where :math:`e = b - \hat b` compares the result with an embedded method of lower order. A method
-without :math:`e` cannot judge its own step: it is used with a given number of equal steps.
+without :math:`e` cannot judge its own step: it is used with a given number of equal steps. Within a
+step :math:`y(t + \theta h) = y + h \sum_i k_i \sum_p d_{ip}\, \theta^p`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["TABLEAUS", "Tableau", "tableau"]
 
 @dataclass(frozen=True)
 class Tableau:
-    """Coefficients of one explicit Runge-Kutta method.
+    r"""Coefficients of one explicit Runge-Kutta method.
 
     Arguments:
         name: What the user calls it.
@@ -33,6 +34,8 @@ class Tableau:
         a: Row ``i`` holds the weights of the stages before stage ``i``.
         b: Weights of the result.
         e: Weights of the error estimate; empty for a method of fixed steps.
+        d: Row ``i`` holds the coefficients of :math:`\theta, \theta^2, \dots` of the weight of
+            stage ``i`` in the state a fraction :math:`\theta` of the way through the step.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Tableau:
     a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
     e: tuple[float, ...] = ()
+    d: tuple[tuple[float, ...], ...] = ()
 
     @property
     def adaptive(self) -> bool:
@@ -66,6 +70,11 @@ class Tableau:
         """
         weights = zip(self.b, self.e or self.b, strict=True)
         return tuple(b == 0.0 and e == 0.0 for b, e in weights)
+
+    @cached_property
+    def dense(self) -> NDArray[np.float64]:
+        """The coefficients :math:`d` as an array ``(stages, powers)``."""
+        return np.array(self.d)
 
     @property
     def stages(self) -> int:
@@ -93,6 +102,15 @@ DOPRI5 = Tableau(
     ),
     b=(35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84, 0.0),
     e=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
+    d=(  # L. F. Shampine, Mathematics of Computation 46 (1986), 135-150
+        (1.0, -8048581381 / 2820520608, 8663915743 / 2820520608, -12715105075 / 11282082432),
+        (0.0, 0.0, 0.0, 0.0),
+        (0.0, 131558114200 / 32700410799, -68118460800 / 10900136933, 87487479700 / 32700410799),
+        (0.0, -1754552775 / 470086768, 14199869525 / 1410260304, -10690763975 / 1880347072),
+        (0.0, 127303824393 / 49829197408, -318862633887 / 49829197408, 701980252875 / 199316789632),
+        (0.0, -282668133 / 205662961, 2019193451 / 616988883, -1453857185 / 822651844),
+        (0.0, 40617522 / 29380423, -110615467 / 29380423, 69997945 / 29380423),
+    ),
 )
 
 _TSIT5_RESULT = (
@@ -133,6 +151,15 @@ TSIT5 = Tableau(  # Ch. Tsitouras, Computers & Mathematics with Applications 62 
         -0.45808210592918697,
         0.015151515151515152,
     ),
+    d=(
+        (1.0, -2.763706197274826, 2.9132554618219126, -1.0530884977290216),
+        (0.0, 0.13169999999999998, -0.2234, 0.1017),
+        (0.0, 3.9302962368947516, -5.941033872131505, 2.490627285651253),
+        (0.0, -12.411077166933676, 30.33818863028232, -16.548102889244902),
+        (0.0, 37.50931341651104, -88.1789048947664, 47.37952196281928),
+        (0.0, -27.896526289197286, 65.09189467479366, -34.87065786149661),
+        (0.0, 1.5, -4.0, 2.5),
+    ),
 )
 
 BOSH3 = Tableau(
@@ -142,15 +169,29 @@ BOSH3 = Tableau(
     a=((), (1 / 2,), (0.0, 3 / 4), (2 / 9, 1 / 3, 4 / 9)),
     b=(2 / 9, 1 / 3, 4 / 9, 0.0),
     e=(2 / 9 - 7 / 24, 1 / 3 - 1 / 4, 4 / 9 - 1 / 3, -1 / 8),
+    d=((1.0, -4 / 3, 5 / 9), (0.0, 1.0, -2 / 3), (0.0, 4 / 3, -8 / 9), (0.0, -1.0, 1.0)),
 )
 
 HEUN = Tableau(
-    name="heun", order=2, c=(0.0, 1.0), a=((), (1.0,)), b=(1 / 2, 1 / 2), e=(-1 / 2, 1 / 2)
+    name="heun",
+    order=2,
+    c=(0.0, 1.0),
+    a=((), (1.0,)),
+    b=(1 / 2, 1 / 2),
+    e=(-1 / 2, 1 / 2),
+    d=((1.0, -1 / 2), (0.0, 1 / 2)),
 )
 
-EULER = Tableau(name="euler", order=1, c=(0.0,), a=((),), b=(1.0,))
+EULER = Tableau(name="euler", order=1, c=(0.0,), a=((),), b=(1.0,), d=((1.0,),))
 
-MIDPOINT = Tableau(name="midpoint", order=2, c=(0.0, 1 / 2), a=((), (1 / 2,)), b=(0.0, 1.0))
+MIDPOINT = Tableau(
+    name="midpoint",
+    order=2,
+    c=(0.0, 1 / 2),
+    a=((), (1 / 2,)),
+    b=(0.0, 1.0),
+    d=((1.0, -1.0), (0.0, 1.0)),
+)
 
 RK4 = Tableau(
     name="rk4",
@@ -158,6 +199,7 @@ RK4 = Tableau(
     c=(0.0, 1 / 2, 1 / 2, 1.0),
     a=((), (1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)),
     b=(1 / 6, 1 / 3, 1 / 3, 1 / 6),
+    d=((1.0, -3 / 2, 2 / 3), (0.0, 1.0, -2 / 3), (0.0, 1.0, -2 / 3), (0.0, -1 / 2, 2 / 3)),
 )
 
 TABLEAUS = {table.name: table for table in (DOPRI5, TSIT5, BOSH3, HEUN, EULER, MIDPOINT, RK4)}
