@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infocnf.models import Categorical, InfoCNF, Real, load
+    from infocnf.models import Categorical, InfoCNF, LatentODE, Real, load
 
 __version__ = "0.1.0"
-__all__ = ["Categorical", "InfoCNF", "Real", "load"]
+__all__ = ["Categorical", "InfoCNF", "LatentODE", "Real", "load"]
 
 _HOMES = dict.fromkeys(__all__, "infocnf.models")
 _PACKAGES = (

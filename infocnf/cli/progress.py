@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from infocnf.errors import StoppedError
+from infocnf.models import InfoCNF, LatentODE
 from infocnf.objectives.likelihood import weight_in_nats
 from infocnf.processes import is_leader
 from infocnf.training.module import FlowModule
@@ -104,8 +105,7 @@ def introduction(module: FlowModule) -> str:
     model, config = module.model, module.config
     sizes = {part: len(x) for part, (x, _) in module.examples.items()}
     parameters = sum(p.numel() for p in model.parameters())
-    shape = "x".join(map(str, model.shape))
-    kind = f"images of {shape}" if len(model.shape) == 3 else f"rows of {shape}"
+    kind = kind_in_words(model)
     lines = [
         f"{sizes['train']:,} {kind} to train on, "
         f"{sizes['validation']:,} to validate; {parameters:,} parameters",
@@ -114,13 +114,27 @@ def introduction(module: FlowModule) -> str:
     if "matching" in config.training.stages:
         labels = f" + {config.matching.beta:g} cross-entropy" if model.code.heads else ""
         lines.append(f"matching: squared error of the field{labels}")
-    if model.code.heads and "likelihood" in config.training.stages:
+    if isinstance(model, LatentODE):
+        own = config.series
+        lines.append(
+            f"objective: -log p(x | z) + {own.kl:g} KL(z_u) + {own.kl_supervised:g} KL(z_y) + "
+            f"{own.beta:g} cross-entropy"
+        )
+    elif model.code.heads and "likelihood" in config.training.stages:
         weight = weight_in_nats(config.objective.beta, model.dimensions)
         lines.append(
             f"objective: bits/dim + {config.objective.beta:g} cross-entropy "
             f"(likelihood in nats: + {weight:.0f} cross-entropy)"
         )
     return "\n".join(lines)
+
+
+def kind_in_words(model: InfoCNF | LatentODE) -> str:
+    """What the examples are."""
+    if isinstance(model, LatentODE):
+        return f"series of {model.channels} channel{'s' * (model.channels > 1)}"
+    shape = "x".join(map(str, model.shape))
+    return f"images of {shape}" if len(model.shape) == 3 else f"rows of {shape}"
 
 
 def label_in_words(module: FlowModule, name: str) -> str:
@@ -138,6 +152,8 @@ def figures(latest: dict[str, float]) -> str:
     parts = []
     if "bits_per_dim" in latest:
         parts.append(f"bits/dim {latest['bits_per_dim']:.3f}")
+    if "elbo" in latest:
+        parts.append(f"ELBO {latest['elbo']:.1f}  RMSE {latest['mse'] ** 0.5:.3f}")
     if "matching" in latest:
         parts.append(f"matching {latest['matching']:.3f}")
     if "error_percent" in latest:

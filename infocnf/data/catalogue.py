@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infocnf.data import images, mixtures
+from infocnf.data import images, mixtures, series, spirals
 from infocnf.data.dataset import Dataset, Raw, split
 from infocnf.data.download import cached, fetch
 from infocnf.data.tables import TABLES, read_table
@@ -30,7 +30,8 @@ class Entry:
         files: Names of the files and their MD5 digests.
         classes: Names of the classes, where the numbers have names.
         flip: Whether a mirrored example is as good as the example.
-        note: Where the images come from and how they may be used.
+        note: Where the examples come from and how they may be used.
+        series: Whether the examples are series.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Entry:
     classes: tuple[str, ...] = ()
     flip: bool = False
     note: str = ""
+    series: bool = False
 
 
 def digits() -> Raw:
@@ -140,6 +142,17 @@ CATALOGUE: dict[str, Entry] = {
     "mixture-1d": Entry("the paper's three Gaussians on a line", make=mixtures.mixture),
     "moons-2d": Entry("two half moons in the plane", make=mixtures.moons),
     "rings-2d": Entry("two rings in the plane", make=mixtures.rings),
+    "spirals": Entry(
+        "the paper's spirals with noise: 5,000 + 5,000 series of 200 points",
+        make=spirals.spirals,
+        series=True,
+    ),
+    "japanese_vowels": Entry(
+        "two vowels of nine speakers: 270 + 370 series of 12 channels",
+        read=series.read_japanese_vowels,
+        note="Kudo, Toyama, Shimbo; UCI, CC BY 4.0; from a file of your own",
+        series=True,
+    ),
     "checkerboard-2d": Entry("the dark squares of a board", make=mixtures.checkerboard),
 }
 
@@ -156,12 +169,18 @@ def entry_of(name: str) -> Entry:
 def is_ready(name: str) -> bool:
     """Whether a data set can be used without a download."""
     entry = entry_of(name)
-    return entry.make is not None or all(cached(name, file, md5) for file, md5 in entry.files)
+    if entry.make is not None:
+        return True
+    return bool(entry.files) and all(cached(name, file, md5) for file, md5 in entry.files)
 
 
 def fetch_entry(name: str, progress: bool = False) -> list[Path]:
     """The files of a data set, downloaded where they are not there yet."""
     entry = entry_of(name)
+    if not entry.files:
+        raise InputError(
+            f"{name} cannot be fetched: put {name}.npz into a folder and give it as --data-dir"
+        )
     return [
         fetch(f"{entry.address}{file}", name, file, md5, progress=progress)
         for file, md5 in entry.files
@@ -183,6 +202,8 @@ def open_entry(name: str, folder: Path | None = None) -> Raw:
         raw = entry.read(fetch_entry(name)[0].parent)
     else:
         raw = open_folder(name, entry, folder)
+    if entry.series:
+        return raw
     classes = {"label": entry.classes} if entry.classes else raw.classes
     if len(classes.get("label", ())) != len(raw.classes.get("label", ())):
         found = len(raw.classes.get("label", ()))
@@ -193,6 +214,8 @@ def open_entry(name: str, folder: Path | None = None) -> Raw:
 def open_folder(name: str, entry: Entry, folder: Path) -> Raw:
     """A data set from files of the user's own: as published, or as ``.npz``."""
     assert entry.read is not None
+    if entry.series and folder.exists():
+        return entry.read(folder)
     if folder.is_file():
         return images.read_npz(folder) if folder.suffix == ".npz" else entry.read(folder.parent)
     if not folder.is_dir():
@@ -211,11 +234,21 @@ def open_folder(name: str, entry: Entry, folder: Path) -> Raw:
 
 
 def open_path(
-    path: Path, label: str | list[str] | None, real: Sequence[str], levels: int | None
+    path: Path,
+    label: str | list[str] | None,
+    real: Sequence[str],
+    levels: int | None,
+    series_column: str | None,
+    time: str,
 ) -> Raw:
     """A user's own data: a folder of images, ``.npz``, ``.csv`` or ``.parquet``."""
     if path.is_dir():
         return images.read_folder(path)
+    if series_column is not None and path.suffix.lower() in TABLES:
+        names = [label] if isinstance(label, str) else list(label or [])
+        return series.read_series_table(path, series_column, time, names, real)
+    if series.is_series_file(path):
+        return series.read_series_npz(path)
     if path.suffix.lower() == ".npz":
         return images.read_npz(path, levels)
     if path.suffix.lower() in TABLES:
@@ -235,6 +268,8 @@ def load_data(
     label: str | list[str] | None = "label",
     real: Sequence[str] = (),
     levels: int | None = None,
+    series: str | None = None,
+    time: str = "time",
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
@@ -249,13 +284,16 @@ def load_data(
         label: Label column or columns of a table.
         real: Those of them whose whole numbers are amounts, not classes.
         levels: Grey levels of ``.npz`` images; found from the data when None.
+        series: Column of a long table that says which series a row belongs to.
+        time: Its column of times.
         validation: Size of the validation part, a fraction or a number.
         test: Size of the test part, where there is no official one.
         seed: Seed of the division.
         limit: How many training and test examples to use at most, for a quick look.
     """
     if path is not None:
-        raw, name = open_path(Path(path), label, real, levels), Path(path).name
+        raw = open_path(Path(path), label, real, levels, series, time)
+        name = Path(path).name
     else:
         raw = open_entry(name, None if directory is None else Path(directory))
     parts = split(raw, validation, test, seed, name)

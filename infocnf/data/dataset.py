@@ -3,8 +3,9 @@ r"""Examples, their labels, and which of them train, validate and test.
 A flow wants real numbers of moderate size. Images of :math:`L` grey levels become
 :math:`(k + u) / L` with uniform noise :math:`u`; rows of a table are standardised, and their
 densities are brought back to the table's own units by :math:`\log p(x) = \log p(x') - \sum_i \log
-s_i`. Noise is a function of a seed per example: fresh in every epoch of training, that of the
-example's own content at evaluation.
+s_i`. Values of series are standardised, too, and their times counted from the first. Noise is a
+function of a seed per example: fresh in every epoch of training, that of the example's own content
+at evaluation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Raw:
     """What was read: examples, labels, and how many of them at the end are the official test.
 
     Arguments:
-        x: Grey levels ``(examples, channels, height, width)`` or rows ``(examples, features)``.
+        x: Grey levels ``(examples, channels, height, width)``, rows ``(examples, features)``, or
+            series ``(examples, rows, 1 + channels)``: times and values, NaN where there is none.
         labels: Labels by factor, ``(examples,)``: whole numbers where ``classes`` names them.
         classes: Names of the classes of each categorical label.
         levels: Grey levels; 1 for rows.
@@ -43,6 +45,8 @@ class Raw:
         flip: Whether a mirrored example is as good as the example.
         columns: Names of the features of rows.
         sources: Digests of the files that were read, by name.
+        natural: Whether numbers are of moderate size already and are left as they are.
+        truth: Of series that were made: themselves without noise, at these and other times.
     """
 
     x: np.ndarray
@@ -53,6 +57,13 @@ class Raw:
     flip: bool = False
     columns: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    natural: bool = False
+    truth: np.ndarray | None = None
+
+    @property
+    def is_series(self) -> bool:
+        """Whether the examples are series."""
+        return self.x.ndim == 3
 
 
 @dataclass(frozen=True)
@@ -64,12 +75,14 @@ class Preparation:
         flip: Whether to mirror half of the images in training.
         mean: Mean of each feature of rows.
         scale: Standard deviation of each feature of rows.
+        series: Whether the examples are series, whose first column is time.
     """
 
     levels: int = 1
     flip: bool = False
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    series: bool = False
 
     def __call__(self, raw: Tensor, dtype: torch.dtype, seeds: Tensor | None = None) -> Tensor:
         """Examples ``(batch, ...)`` as the flow reads them; with seeds ``(batch,)`` as training
@@ -77,6 +90,8 @@ class Preparation:
         """
         if not self.is_images:  # in double precision: a large mean would round the rest away
             raw = raw.double()
+            if self.series:
+                raw = torch.cat([raw[..., :1] - raw[:, :1, :1], raw[..., 1:]], -1)
             return ((raw - self.vector(self.mean, raw)) / self.vector(self.scale, raw)).to(dtype)
         raw = raw.to(dtype)
         if seeds is not None and self.flip:
@@ -90,6 +105,11 @@ class Preparation:
         return self.levels > 1
 
     @property
+    def log_scales(self) -> Tensor:
+        """The same for each channel of series."""
+        return torch.tensor(self.scale[1:], dtype=torch.float64).log()
+
+    @property
     def log_scale(self) -> float:
         """What to subtract from the flow's log-density to have that of rows in their own units."""
         return sum(math.log(scale) for scale in self.scale)
@@ -99,6 +119,8 @@ class Preparation:
         if self.is_images:
             return quantise(x, self.levels)
         x = x.double()
+        if self.series:  # values without their times
+            return x * self.vector(self.scale[1:], x) + self.vector(self.mean[1:], x)
         return x * self.vector(self.scale, x) + self.vector(self.mean, x)
 
     def vector(self, values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -143,6 +165,8 @@ class Dataset:
         """How its examples become what a flow reads, learned from the training part."""
         if self.raw.levels > 1:
             return Preparation(self.raw.levels, self.raw.flip)
+        if self.raw.is_series:
+            return self.series_preparation()
         mine = self.raw.x[self.parts["train"]].astype(np.float64)
         scale = mine.std(0)
         flat = np.flatnonzero(np.ptp(mine, 0) == 0)
@@ -152,6 +176,31 @@ class Dataset:
                 f"column {name} of {self.name} is constant and has no density: leave it out"
             )
         return Preparation(mean=tuple(mine.mean(0).tolist()), scale=tuple(scale.tolist()))
+
+    def series_preparation(self) -> Preparation:
+        """How series become what a model reads: values standardised, and times in units in which a
+        series lasts about 4.
+        """
+        width = self.raw.x.shape[2]
+        if self.raw.natural:
+            return Preparation(mean=(0.0,) * width, scale=(1.0,) * width, series=True)
+        mine = self.raw.x[self.parts["train"]].astype(np.float64)
+        span = float((np.nanmax(mine[..., 0], 1) - mine[:, 0, 0]).mean())
+        values = mine[..., 1:].reshape(-1, width - 1)
+        for i, column in enumerate(values.T):
+            if np.isnan(column).all() or np.nanmax(column) == np.nanmin(column):
+                name = self.raw.columns[i + 1]
+                raise InputError(f"column {name} of {self.name} is constant or empty: leave it out")
+        mean, scale = np.nanmean(values, 0), np.nanstd(values, 0)
+        return Preparation(
+            mean=(0.0, *mean.tolist()), scale=(span / 4.0, *scale.tolist()), series=True
+        )
+
+    def truth(self, part: str) -> Tensor | None:
+        """The truth of one part's series, where it is known."""
+        if self.raw.truth is None:
+            return None
+        return torch.from_numpy(self.raw.truth[self.parts[part]])
 
     def mirrored(self, flip: bool) -> Dataset:
         """The same, with the user's word on whether mirrored examples are as good."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from infocnf.data import Preparation
 from infocnf.evaluation.calibration import calibration_error
 from infocnf.evaluation.certificate import Tighter, more_steps
-from infocnf.models import Categorical, InfoCNF
+from infocnf.models import Categorical, InfoCNF, LatentODE
 from infocnf.models.codes import Code
 from infocnf.models.reading import reads_in_one_step
 from infocnf.objectives import bits_per_dim
@@ -230,7 +230,7 @@ def read_in_one_step(
 
 
 def judge(
-    model: InfoCNF, answers: Mapping[str, Tensor], labels: Mapping[str, Tensor]
+    model: InfoCNF | LatentODE, answers: Mapping[str, Tensor], labels: Mapping[str, Tensor]
 ) -> tuple[dict[str, dict[str, float]], dict[str, list[list[int]]]]:
     """How good the answers are, factor by factor, and which classes are taken for which."""
     from torchmetrics.functional.classification import (

@@ -3,6 +3,7 @@
 from infocnf.models.codes import Code
 from infocnf.models.conditional import InfoCNF
 from infocnf.models.factors import Categorical, Real
+from infocnf.models.latent_ode import LatentODE
 from infocnf.models.loading import load
 
-__all__ = ["Categorical", "Code", "InfoCNF", "Real", "load"]
+__all__ = ["Categorical", "Code", "InfoCNF", "LatentODE", "Real", "load"]

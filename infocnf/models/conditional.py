@@ -18,7 +18,7 @@ from infocnf.models.architectures import build_flow, check_samples, check_shape,
 from infocnf.models.codes import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor, factor_from_config, factor_to_config
-from infocnf.models.labels import Labels, check_factors, name_labels
+from infocnf.models.labels import Labelled, Labels, check_factors
 from infocnf.models.reading import approach, check_labelled, check_read, read_once
 from infocnf.models.sharpening import separate
 from infocnf.ode.streams import sample_seeds
@@ -29,7 +29,7 @@ __all__ = ["InfoCNF"]
 Tolerance = float | Tensor | Sequence[float] | Policy
 
 
-class InfoCNF(pretrained.Pretrained, nn.Module):
+class InfoCNF(Labelled, pretrained.Pretrained, nn.Module):
     r"""A continuous flow whose code is partitioned into a part that knows the labels and one that
     does not.
 
@@ -149,6 +149,11 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
     def places(self) -> list[Place]:
         """Where the continuous blocks are."""
         return [Place(*place) for place in self.flow.places]
+
+    @property
+    def blocks(self) -> list[ContinuousBlock]:
+        """The continuous blocks."""
+        return self.flow.blocks
 
     @property
     def dimensions(self) -> int:
@@ -315,25 +320,10 @@ class InfoCNF(pretrained.Pretrained, nn.Module):
         """Samples as shown: the density of an image reaches ``alpha`` beyond black and white."""
         return x.clamp(0.0, 1.0) if len(self.shape) == 3 else x
 
-    def labels(self, y: Labels | None, count: int) -> dict[str, Tensor]:
-        """Labels by factor name, each ``(count,)``, checked."""
-        labels = self.named(y)
-        for name, label in labels.items():
-            if label.ndim > 1 or (label.ndim == 1 and len(label) != count):
-                raise ValueError(
-                    f"labels must have shape () or ({count},), got {tuple(label.shape)}"
-                )
-            labels[name] = label.expand(count)
-
-        return labels
-
-    def named(self, y: Labels | None) -> dict[str, Tensor]:
-        """Labels of any shape by factor name, checked."""
-        return name_labels(self.factors, y, self.device)
-
-    def single(self, values: dict[str, Any]) -> Any:  # noqa: ANN401
-        """The only value where there is one factor, else all by name."""
-        return next(iter(values.values())) if len(values) == 1 else values
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its weights."""
+        return next(self.flow.parameters()).dtype
 
     @property
     def device(self) -> torch.device:

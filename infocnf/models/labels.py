@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from infocnf.models.factors import Categorical, Factor, Real
 
-__all__ = ["Labels", "check_factors", "name_labels"]
+__all__ = ["Labelled", "Labels", "check_factors", "name_labels"]
 
 Label = Tensor | float | Sequence[float]
 Labels = Label | Mapping[str, Label]
@@ -39,6 +40,37 @@ def name_labels(
         labels[name] = factors[name].check(as_numbers(name, value).to(device))
 
     return labels
+
+
+class Labelled:
+    """What models with factors do with labels."""
+
+    factors: dict[str, Factor]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        raise NotImplementedError
+
+    def labels(self, y: Labels | None, count: int) -> dict[str, Tensor]:
+        """Labels by factor name, each ``(count,)``, checked."""
+        labels = self.named(y)
+        for name, label in labels.items():
+            if label.ndim > 1 or (label.ndim == 1 and len(label) != count):
+                raise ValueError(
+                    f"labels must have shape () or ({count},), got {tuple(label.shape)}"
+                )
+            labels[name] = label.expand(count)
+
+        return labels
+
+    def named(self, y: Labels | None) -> dict[str, Tensor]:
+        """Labels of any shape by factor name, checked."""
+        return name_labels(self.factors, y, self.device)
+
+    def single(self, values: dict[str, Any]) -> Any:  # noqa: ANN401
+        """The only value where there is one factor, else all by name."""
+        return next(iter(values.values())) if len(values) == 1 else values
 
 
 def as_numbers(name: str, value: Label) -> Tensor:

@@ -96,6 +96,14 @@ def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) 
     return model.eval()
 
 
+def kind_of(folder: Path) -> str | None:
+    """The class of a saved model; None where there is none that could be read."""
+    try:
+        return json.loads((folder / CONFIG).read_text()).get("model")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """New tensors of this type, for a while."""

@@ -56,6 +56,11 @@ class Objective:
     sums: dict[str, float] = field(default_factory=dict)
 
     @property
+    def parts(self) -> dict[str, Tensor]:
+        """What is added up over examples, by name."""
+        return {"bits_per_dim": self.bits_per_dim, "cross_entropy": self.cross_entropy}
+
+    @property
     def figures(self) -> dict[str, float]:
         """Means over samples, as :meth:`infocnf.tolerances.Policy.end_step` wants them."""
         counts = {name: self.stats.total(name).double() for name in ("forward", "backward")}

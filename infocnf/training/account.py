@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from infocnf.flows.bijection import BlockSolve
-from infocnf.models import Categorical, InfoCNF
-from infocnf.objectives import Matching, Objective
+from infocnf.models import Categorical, InfoCNF, LatentODE
+from infocnf.objectives import Matching, Objective, Variational
 
 __all__ = [
     "Account",
@@ -48,7 +48,9 @@ class Account:
         return {name: self.mean(name) for name in self.sums if name not in ("examples", "failed")}
 
 
-def account_of(model: InfoCNF, objective: Objective, labels: dict[str, Tensor]) -> dict[str, float]:
+def account_of(
+    model: InfoCNF | LatentODE, objective: Objective | Variational, labels: dict[str, Tensor]
+) -> dict[str, float]:
     """Sums over the examples of an objective; call it after the backward pass, which has counts of
     its own.
     """
@@ -56,8 +58,7 @@ def account_of(model: InfoCNF, objective: Objective, labels: dict[str, Tensor]) 
     sums = {
         "examples": float(count),
         "loss": total(objective.losses),
-        "bits_per_dim": total(objective.bits_per_dim),
-        "cross_entropy": total(objective.cross_entropy),
+        **{name: total(values) for name, values in objective.parts.items()},
         **wrong_answers(model, objective.answers, labels),
         **objective.sums,
     }
@@ -98,15 +99,15 @@ def validation_of_matching(sums: dict[str, float], alone: bool) -> dict[str, flo
     return {**found, **read}
 
 
-def account_names(model: InfoCNF) -> list[str]:
+def account_names(model: InfoCNF | LatentODE) -> list[str]:
     """What is added up over processes."""
     fixed = (
         "examples loss bits_per_dim matching cross_entropy forward backward rejected failed stop "
-        "save one_step_error_percent"
+        "save one_step_error_percent elbo mse kl"
     )
     kinds = [isinstance(model.factors[name], Categorical) for name in model.code.heads]
     errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))
-    blocks = range(len(model.flow.blocks))
+    blocks = range(len(model.blocks))
     each = [f"{name}_{block}" for name in BLOCK for block in blocks]
     return [*fixed.split(), *errors, *each, *model.policy.figures]
 
@@ -117,7 +118,7 @@ def total(values: Tensor) -> float:
 
 
 def wrong_answers(
-    model: InfoCNF, answers: dict[str, Tensor], labels: dict[str, Tensor]
+    model: InfoCNF | LatentODE, answers: dict[str, Tensor], labels: dict[str, Tensor]
 ) -> dict[str, float]:
     """Percentage of wrong classes, summed over examples and averaged over categorical factors; the
     squared error of real ones.

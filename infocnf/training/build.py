@@ -11,7 +11,7 @@ from infocnf.data import Dataset, load_data
 from infocnf.errors import InputError
 from infocnf.flows.marginals import column_tables, pixel_tables
 from infocnf.flows.single import fit_marginals
-from infocnf.models import InfoCNF
+from infocnf.models import InfoCNF, LatentODE
 from infocnf.models.pretrained import default_dtype
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import policy_from_config
@@ -54,8 +54,11 @@ def settle(config: Config, data: Dataset) -> Config:
     )
 
 
-def build_model(config: Config, data: Dataset) -> InfoCNF:
+def build_model(config: Config, data: Dataset) -> InfoCNF | LatentODE:
     """A fresh model for the shape and the labels of the data."""
+    check_kind(config, data)
+    if data.raw.is_series:
+        return build_latent_ode(config, data)
     arguments = config.model.model_dump()
     tables = marginal_tables(data) if arguments["marginals"] else None
     arguments["marginals"] = tables[1].shape[1] if tables else 0
@@ -75,6 +78,36 @@ def build_model(config: Config, data: Dataset) -> InfoCNF:
     if tables:
         fit_marginals(model.flow, *tables)
     return model
+
+
+def check_kind(config: Config, data: Dataset) -> None:
+    """Refuse a recipe for series on other data, and other recipes on series."""
+    if data.raw.is_series and config.training.stages != ["variational"]:
+        raise InputError(
+            f"{data.name} holds series, which need the preset 'series' (or 'spirals'), or "
+            'training.stages=["variational"]'
+        )
+    if not data.raw.is_series and config.training.stages == ["variational"]:
+        raise InputError(
+            f"{data.name} holds no series: set data.series to the column that tells them apart, "
+            "or take the preset 'own'"
+        )
+
+
+def build_latent_ode(config: Config, data: Dataset) -> LatentODE:
+    """A fresh model of series."""
+    own = config.series.model_dump(exclude={"kl", "kl_supervised", "beta", "draws"})
+    with default_dtype(getattr(torch, config.training.precision)):
+        torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
+        try:
+            return LatentODE(
+                data.shape[1] - 1,
+                data.factors if own["supervised"] else {},
+                tolerance=policy_from_config(config.tolerance),
+                **own,
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this model cannot be built for {data.name}: {error}") from None
 
 
 def check_matching(model: InfoCNF, separation: float) -> None:

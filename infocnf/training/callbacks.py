@@ -19,6 +19,7 @@ from torch import Tensor
 
 from infocnf.errors import StoppedError, WorkError
 from infocnf.files import write
+from infocnf.models import InfoCNF
 from infocnf.training.account import spread
 from infocnf.training.checkpoints import BEST, LAST, read
 from infocnf.training.module import FlowModule
@@ -74,12 +75,10 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     """The figures of an epoch, by the names of the run directory's format."""
     train, validation = module.epoch, module.validation
     row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
-    names = ["loss", "bits_per_dim", "error_percent"]
     if module.plan.matched:
         row["stage"] = module.stage.name
         row["validation_one_step_error_percent"] = validation.mean("one_step_error_percent")
-        names.append("matching")
-    for name in names:
+    for name in module.plan.names:
         row[f"train_{name}"] = train.mean(name)
         row[f"validation_{name}"] = validation.mean(name)
     row["nfe_forward"], row["nfe_backward"] = train.mean("forward"), train.mean("backward")
@@ -226,7 +225,8 @@ class Keeper(Callback):
     def keep(self, trainer: Trainer, module: FlowModule) -> None:
         """Write the model for others to use."""
         if trainer.is_global_zero:
-            module.evaluated.read = module.read
+            if isinstance(module.evaluated, InfoCNF):
+                module.evaluated.read = module.read
             module.evaluated.save_pretrained(self.folder / "model")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

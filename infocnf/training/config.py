@@ -40,6 +40,10 @@ class DataConfig(Section):
     levels: Annotated[int, Field(ge=2, le=65536)] | None = Field(
         None, description="grey levels of .npz images; found from the data when left out"
     )
+    series: str | None = Field(
+        None, description="column of a long table that says which series a row belongs to"
+    )
+    time: str = Field("time", description="its column of times")
     flip: bool | None = Field(None, description="mirror images in training; as the set wants it")
     validation: Share = Field(0.1, description="validation part: a fraction, or a number")
     test: Share = Field(0.1, description="test part where there is no official one")
@@ -93,6 +97,30 @@ class ObjectiveConfig(Section):
     beta: Weight = Field(0.5, description="weight of the cross-entropy")
     kinetic: Weight = Field(0.0, description="weight of the paths' kinetic energy")
     jacobian: Weight = Field(0.0, description="weight of the fields' squared Jacobian norm")
+
+
+class SeriesConfig(Section):
+    """The latent ODE and its objective, for series; see :class:`infocnf.LatentODE`."""
+
+    supervised: float = Field(
+        0.6, ge=0, le=1, description="fraction of the state that knows the labels; 0: none does"
+    )
+    latent: Positive = Field(5, description="size of the hidden state")
+    units: Positive = Field(25, description="size of the encoder's recurrent state")
+    hidden: list[Positive] = Field([20], description="widths of the field's hidden layers")
+    decoder: Positive = Field(20, description="width of the decoder's hidden layer")
+    encoder: str = Field("rnn", description="rnn, gru, ode_rnn")
+    noise: Share | None = Field(
+        None, description="deviation of the observations, in units of the model; learned"
+    )
+    method: str = Field("dopri5", description="dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
+    steps: Positive | None = Field(None, description="steps of a method without error estimate")
+    max_steps: Positive = Field(4096, description="attempted steps until a series is given up")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the classifiers")
+    kl: Weight = Field(1.0, description="weight of the divergence of the unsupervised code")
+    kl_supervised: Weight = Field(1.0, description="weight of that of the supervised code")
+    beta: Weight = Field(1.0, description="weight of the cross-entropy of labels")
+    draws: Positive = Field(10, description="draws of the hidden state in an evaluation")
 
 
 class Recipe(Section):
@@ -157,8 +185,9 @@ class MatchingConfig(Recipe):
 class TrainingConfig(Recipe):
     """How the objective is minimised, and what is common to all stages."""
 
-    stages: list[Literal["matching", "likelihood"]] = Field(
-        ["likelihood"], description="what is done, in order: matching, likelihood"
+    stages: list[Literal["matching", "likelihood", "variational"]] = Field(
+        ["likelihood"],
+        description="what is done, in order: matching, likelihood; variational for series",
     )
     policy_learning_rate: Share = Field(1e-2, description="of the gates of learned tolerances")
     precision: Literal["float32", "float64"] = Field("float32", description="float32, float64")
@@ -171,9 +200,15 @@ class TrainingConfig(Recipe):
     @classmethod
     def check_stages(cls, value: list[str]) -> list[str]:
         """Each at most once, matching first."""
-        if value not in (["matching"], ["likelihood"], ["matching", "likelihood"]):
+        if value not in (
+            ["matching"],
+            ["likelihood"],
+            ["matching", "likelihood"],
+            ["variational"],
+        ):
             raise ValueError(
-                f'must be ["matching"], ["likelihood"] or ["matching", "likelihood"], got {value}'
+                'must be ["matching"], ["likelihood"], ["matching", "likelihood"] or, for series, '
+                f'["variational"], got {value}'
             )
         return value
 
@@ -212,6 +247,7 @@ class Config(Section):
         "budget, learned) and its arguments",
     )
     objective: ObjectiveConfig = ObjectiveConfig()
+    series: SeriesConfig = SeriesConfig()
     training: TrainingConfig = TrainingConfig()
     matching: MatchingConfig = MatchingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from infocnf.objectives import Matching, Objective
+from infocnf.objectives import Matching, Objective, Variational
 from infocnf.ode import SolveError
 
 __all__ = ["solvable"]
 
 
-Found = TypeVar("Found", bound=Objective | Matching)
+Found = TypeVar("Found", bound=Objective | Matching | Variational)
 
 
 def solvable(

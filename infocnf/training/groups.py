@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from infocnf.models import InfoCNF
+from infocnf.models import InfoCNF, LatentODE
 from infocnf.training.config import Recipe
 
 __all__ = ["average_gradients", "parameter_groups", "set_rates"]
 
 
-def parameter_groups(model: InfoCNF) -> list[dict[str, Any]]:
+def parameter_groups(model: InfoCNF | LatentODE) -> list[dict[str, Any]]:
     """The groups as an optimiser wants them; rates and decay are set at every step."""
     policy = list(model.policy.parameters())
     known = {id(parameter) for parameter in policy}
-    flow = [p for p in model.parameters() if id(p) not in known]
+    flow = [p for p in model.parameters() if id(p) not in known and p.requires_grad]
     return [{"params": group, "weight_decay": 0.0} for group in (flow, policy) if group]
 
 

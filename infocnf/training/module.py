@@ -22,9 +22,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from infocnf.data import Dataset
 from infocnf.errors import WorkError
-from infocnf.flows import ContinuousBlock
-from infocnf.models import InfoCNF
-from infocnf.objectives import Matching, Objective
+from infocnf.models import InfoCNF, LatentODE
+from infocnf.objectives import Matching, Objective, Variational
 from infocnf.ode import AdjointError
 from infocnf.ode.streams import combine_seeds
 from infocnf.training.account import (
@@ -61,7 +60,7 @@ class FlowModule(LightningModule):
         data: The examples.
     """
 
-    def __init__(self, config: Config, model: InfoCNF, data: Dataset) -> None:
+    def __init__(self, config: Config, model: InfoCNF | LatentODE, data: Dataset) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.config, self.model = config, model
@@ -96,9 +95,9 @@ class FlowModule(LightningModule):
         return self.stage.order
 
     @property
-    def evaluated(self) -> InfoCNF:
+    def evaluated(self) -> InfoCNF | LatentODE:
         """The model as it is evaluated and kept: averaged, where that was asked for."""
-        return self.model if self.average is None else cast("InfoCNF", self.average.module)
+        return self.model if self.average is None else cast("Any", self.average.module)
 
     @property
     def read(self) -> str:
@@ -113,9 +112,9 @@ class FlowModule(LightningModule):
         return self.stage.validates(self.current_epoch)
 
     @property
-    def blocks(self) -> Sequence[ContinuousBlock]:
+    def blocks(self) -> Sequence[Any]:
         """The continuous blocks in training."""
-        return self.model.flow.blocks
+        return self.model.blocks
 
     # ------------------------------------------------------------------ what Lightning asks for
 
@@ -170,8 +169,8 @@ class FlowModule(LightningModule):
         x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
         model, kept = self.evaluated.eval(), torch.arange(len(x))
 
-        def attempt(kept: Tensor, stepping: str | None) -> Objective:
-            return self.plan.likelihood(
+        def attempt(kept: Tensor, stepping: str | None) -> Objective | Variational:
+            return self.plan.exact(
                 model,
                 self.preparation(x[kept], self.model_dtype),
                 {name: y[kept] for name, y in labels.items()},
@@ -185,7 +184,11 @@ class FlowModule(LightningModule):
                 return
             labels = {name: y[kept] for name, y in labels.items()}
             self.validation.add(account_of(model, objective, labels))
-        if self.plan.matched and (self.validates or self.stage.name == "matching"):
+        if (
+            isinstance(model, InfoCNF)
+            and self.plan.matched
+            and (self.validates or self.stage.name == "matching")
+        ):
             prepared = self.preparation(x[kept], self.model_dtype)
             read = account_of_matching(model, self.plan.matching(model, prepared, labels), labels)
             self.validation.add(validation_of_matching(read, alone=not self.validates))
@@ -206,7 +209,7 @@ class FlowModule(LightningModule):
         seeds = combine_seeds(self.config.training.seed, self.current_epoch, indices)
         seeds = seeds.to(self.device)
 
-        def attempt(kept: Tensor, stepping: str | None) -> Objective | Matching:
+        def attempt(kept: Tensor, stepping: str | None) -> Objective | Matching | Variational:
             return self.stage.objective(
                 self.model,
                 self.preparation(x[kept], self.model_dtype, seeds[kept]),
@@ -226,6 +229,7 @@ class FlowModule(LightningModule):
             return {"examples": float(len(kept)), "loss": math.nan}
         mine = {name: y[kept] for name, y in labels.items()}
         if isinstance(objective, Matching):
+            assert isinstance(self.model, InfoCNF)
             return {**failed, **account_of_matching(self.model, objective, mine)}
         return {**failed, **account_of(self.model, objective, mine)}
 
@@ -331,7 +335,7 @@ class FlowModule(LightningModule):
     @property
     def model_dtype(self) -> torch.dtype:
         """Type of the weights."""
-        return next(self.model.flow.parameters()).dtype
+        return self.model.dtype
 
     def validation_pieces(self) -> list[slice]:
         """The share of this process in the validation part, in batches."""

@@ -34,7 +34,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.files import digest_of, write, write_json
-from infocnf.models import InfoCNF, load
+from infocnf.models import InfoCNF, LatentODE, load
 from infocnf.processes import is_leader
 from infocnf.training.build import build_data, build_model, settle
 from infocnf.training.callbacks import Journal, Keeper, rows_of
@@ -100,21 +100,39 @@ class Run:
         return parse_config(read_tables(source), source)
 
     def model(self, exact_trace: bool = False) -> InfoCNF:
-        """The model it kept, in evaluation mode; on request with exact traces, which cost as many
+        """The flow it kept, in evaluation mode; on request with exact traces, which cost as many
         times more as a block has dimensions.
         """
+        model = self.any_model()
+        if not isinstance(model, InfoCNF):
+            raise InputError(f"{self.folder} holds a model of series: this is for images and rows")
+        for block in model.flow.blocks:
+            block.exact = block.exact or exact_trace
+        return model
+
+    @property
+    def is_series(self) -> bool:
+        """Whether it is a run of series."""
+        return self.config.training.stages == ["variational"]
+
+    def latent_ode(self) -> LatentODE:
+        """The model of series it kept, in evaluation mode."""
+        model = self.any_model()
+        if not isinstance(model, LatentODE):
+            raise InputError(f"{self.folder} holds no model of series")
+        return model
+
+    def any_model(self) -> InfoCNF | LatentODE:
+        """The model it kept."""
         if not (self.folder / "model" / "config.json").is_file():
             raise InputError(
                 f"{self.folder} has no model yet: let it train to its first validation, "
                 f"or continue it with 'infocnf train --resume --out {self.folder}'"
             )
         try:
-            model = load(self.folder / "model").eval()
+            return load(self.folder / "model").eval()
         except ValueError as error:
             raise InputError(str(error)) from None
-        for block in model.flow.blocks:
-            block.exact = block.exact or exact_trace
-        return model
 
     @property
     def model_digest(self) -> str:
@@ -150,7 +168,11 @@ class Run:
         """How examples become what the model reads."""
         saved = self.facts["preparation"]
         return Preparation(
-            saved["levels"], saved["flip"], tuple(saved["mean"]), tuple(saved["scale"])
+            saved["levels"],
+            saved["flip"],
+            tuple(saved["mean"]),
+            tuple(saved["scale"]),
+            saved.get("series", False),
         )
 
     def data(self) -> Dataset:
@@ -247,6 +269,7 @@ def describe(run: Run, config: Config, data: Dataset) -> None:
             "flip": preparation.flip,
             "mean": list(preparation.mean),
             "scale": list(preparation.scale),
+            "series": preparation.series,
         },
     }
     content = io.BytesIO()

@@ -12,8 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.models import InfoCNF
-from infocnf.objectives import Matching, Objective, likelihood_objective, matching_objective
+from infocnf.models import InfoCNF, LatentODE
+from infocnf.objectives import (
+    Matching,
+    Objective,
+    Variational,
+    likelihood_objective,
+    matching_objective,
+    variational_objective,
+)
 from infocnf.training.config import Config, Recipe
 from infocnf.training.order import Order
 
@@ -27,7 +34,7 @@ class Stage:
     """A part of a run.
 
     Arguments:
-        name: ``matching`` or ``likelihood``.
+        name: ``matching``, ``likelihood`` or ``variational``.
         first: Its first epoch, counted from 0.
         recipe: How it minimises.
         order: Which examples a step sees.
@@ -38,7 +45,7 @@ class Stage:
     first: int
     recipe: Recipe
     order: Order
-    objective: Callable[..., Objective | Matching]
+    objective: Callable[..., Objective | Matching | Variational]
 
     @property
     def end(self) -> int:
@@ -71,8 +78,9 @@ class Plan:
     def __init__(self, config: Config, examples: int, preparation: Preparation) -> None:
         self.config, self.preparation = config, preparation
         own = config.objective
-        objectives: dict[str, Callable[..., Objective | Matching]] = {
+        objectives: dict[str, Callable[..., Objective | Matching | Variational]] = {
             "matching": self.matching,
+            "variational": self.variational,
             "likelihood": partial(self.likelihood, kinetic=own.kinetic, jacobian=own.jacobian),
         }
         stages: list[Stage] = []
@@ -96,6 +104,18 @@ class Plan:
     def matched(self) -> bool:
         """Whether it begins with matching."""
         return self.stages[0].name == "matching"
+
+    @property
+    def exact(self) -> Callable[..., Objective | Variational]:
+        """What a validation measures."""
+        return self.variational if self.stages[-1].name == "variational" else self.likelihood
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Figures that training and validation report."""
+        if self.stages[-1].name == "variational":
+            return ("loss", "elbo", "mse", "kl", "error_percent", "squared_error")
+        return ("loss", "bits_per_dim", "error_percent", *(["matching"] if self.matched else []))
 
     def at(self, epoch: int) -> Stage:
         """The stage of an epoch; the last one after the end."""
@@ -122,6 +142,26 @@ class Plan:
             beta=self.config.objective.beta,
             levels=self.preparation.levels,
             log_scale=self.preparation.log_scale,
+            **options,
+        )
+
+    def variational(
+        self,
+        model: LatentODE,
+        series: Tensor,
+        labels: Labels,
+        **options: Any,  # noqa: ANN401
+    ) -> Variational:
+        """The objective of a latent ODE."""
+        own = self.config.series
+        return variational_objective(
+            model,
+            series,
+            {name: y for name, y in labels.items() if name in model.code.heads},
+            kl=own.kl,
+            kl_supervised=own.kl_supervised,
+            beta=own.beta,
+            log_scale=self.preparation.log_scales.to(series),
             **options,
         )
 
@@ -152,7 +192,11 @@ class Plan:
 
 def recipes(config: Config) -> dict[str, Recipe]:
     """How each stage of a run minimises, in order."""
-    known: dict[str, Recipe] = {"matching": config.matching, "likelihood": config.training}
+    known: dict[str, Recipe] = {
+        "matching": config.matching,
+        "likelihood": config.training,
+        "variational": config.training,
+    }
     return {name: known[name] for name in config.training.stages}
 
 

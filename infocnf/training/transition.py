@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infocnf.models import InfoCNF
 from infocnf.models.sharpening import sharpen
 from infocnf.training.refit import refit
 
@@ -29,6 +30,7 @@ def begin_stage(module: FlowModule) -> None:
 
 def finish_matching(module: FlowModule) -> None:
     """Go on from the averaged weights, with a prior fitted to their codes."""
+    assert isinstance(module.model, InfoCNF)
     if module.average is not None:
         module.model.load_state_dict(module.evaluated.state_dict())
     sharpness = module.config.matching.sharpness

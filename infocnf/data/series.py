@@ -1,0 +1,171 @@
+"""Series from files: ``.npz`` arrays, and long tables with a row for each series and time.
+
+A series becomes rows of a time and its values, NaN where a value is missing; shorter series end in
+rows of NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infocnf.data.dataset import Raw
+from infocnf.data.images import classes_of, load_npz, sources_of
+from infocnf.data.tables import plain, read_frame
+from infocnf.errors import InputError
+
+__all__ = ["is_series_file", "read_japanese_vowels", "read_series_npz", "read_series_table"]
+
+
+def is_series_file(path: Path) -> bool:
+    """Whether an ``.npz`` file holds series: it has an array ``times``."""
+    return path.suffix.lower() == ".npz" and path.is_file() and "times" in load_npz(path)
+
+
+def assemble(times: np.ndarray, values: np.ndarray, place: str) -> np.ndarray:
+    """Series ``(series, rows, 1 + channels)`` of times ``(series, rows)`` and values, checked:
+    times ascend, every series has two rows and a value.
+    """
+    try:
+        times, values = times.astype(np.float64), values.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{place}: times and values must be numbers") from None
+    if values.ndim != 3 or times.shape != values.shape[:2]:
+        raise InputError(
+            f"{place}: values must be (series, rows, channels) and times (series, rows), got "
+            f"{values.shape} and {times.shape}"
+        )
+    if np.isinf(times).any() or np.isinf(values).any():
+        raise InputError(f"{place} has an infinite time or value: correct it")
+    there = ~np.isnan(times)
+    if (there[:, 1:] & ~there[:, :-1]).any():
+        raise InputError(f"{place}: a time is missing before the end of its series: fill it in")
+    short = np.flatnonzero(there.sum(1) < 2)
+    if len(short):
+        raise InputError(f"{place}: series {short[0]} has fewer than two rows: leave it out")
+    gaps = np.diff(times, axis=1)
+    wrong = np.argwhere(gaps <= 0)
+    if len(wrong):
+        one, row = wrong[0]
+        raise InputError(
+            f"{place}: times of series {one} do not ascend after row {row + 1} "
+            f"({times[one, row]:g}, {times[one, row + 1]:g})"
+        )
+    values = np.where(there[..., None], values, np.nan)
+    empty = np.flatnonzero(np.isnan(values).all((1, 2)))
+    if len(empty):
+        raise InputError(f"{place}: series {empty[0]} has no value: leave it out")
+    return np.concatenate([times[..., None], values], -1)
+
+
+def read_series_npz(path: Path) -> Raw:
+    """``x`` ``(series, rows, channels)``, ``times`` ``(rows,)`` or ``(series, rows)`` with NaN
+    after the end of a series, and labels ``y`` or ``y_NAME``.
+    """
+    arrays = load_npz(path)
+    missing = [key for key in ("x", "times") if key not in arrays]
+    if missing:
+        raise InputError(f"{path} has no array {missing[0]} (it has {', '.join(arrays) or 'none'})")
+    x, times = arrays["x"], arrays["times"]
+    if x.ndim != 3:
+        raise InputError(f"{path}: x must be (series, rows, channels), got {x.shape}")
+    series = assemble(
+        np.broadcast_to(times, x.shape[:2]) if times.ndim == 1 else times, x, str(path)
+    )
+    labels, classes = {}, {}
+    for key, values in arrays.items():
+        if key == "y" or key.startswith("y_"):
+            name = key.removeprefix("y_") if key != "y" else "label"
+            if len(values) != len(x):
+                raise InputError(f"{path}: {key} has {len(values)} labels for {len(x)} series")
+            labels[name], found = classes_of(values, f"{path}, {key}")
+            if found:
+                classes[name] = found["label"]
+    columns = ("time", *(f"x{i}" for i in range(x.shape[2])))
+    return Raw(series, labels, classes, columns=columns, sources=sources_of([path]))
+
+
+def read_series_table(
+    path: Path, series: str, time: str, label: Sequence[str], real: Sequence[str] = ()
+) -> Raw:
+    """A long table: which series, which time, values, and labels that are the same throughout a
+    series.
+
+    Arguments:
+        path: The file.
+        series: Column that says which series a row belongs to.
+        time: Column of times.
+        label: Columns of labels.
+        real: Those of them that are amounts, not classes.
+    """
+    names, x, frame = long_table(path, series, time, label)
+    groups = frame.groupby(series, sort=False)
+    labels, classes = {}, {}
+    for name in label:
+        if (groups[name].nunique(dropna=False) > 1).any():
+            bad = groups[name].nunique(dropna=False).idxmax()
+            raise InputError(
+                f"{path}: {name!r} changes within series {bad!r}: it is no label of it"
+            )
+        column = groups[name].first()
+        column = column.astype(float) if name in real else column
+        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
+        if found:
+            classes[name] = found["label"]
+    return Raw(x, labels, classes, columns=names, sources=sources_of([path]))
+
+
+def long_table(
+    path: Path, series: str, time: str, label: Sequence[str]
+) -> tuple[tuple[str, ...], np.ndarray, Any]:
+    """Names of time and values, the series, and the table itself."""
+    frame = read_frame(path)
+    for name, key in (
+        (series, "data.series"),
+        (time, "data.time"),
+        *((n, "data.label") for n in label),
+    ):
+        if name not in frame.columns:
+            raise InputError(
+                f"{path} has no column {name!r}: it has {', '.join(frame.columns)} (set {key})"
+            )
+    values = [name for name in frame.columns if name not in (series, time, *label)]
+    words = [name for name in (time, *values) if frame[name].dtype.kind not in "biuf"]
+    if words or not values:
+        what = f"column {words[0]!r} holds words" if words else "there is no column of values"
+        raise InputError(f"{path}: {what}: leave it out, or name it as data.label")
+    frame = frame.sort_values([time], kind="stable")
+    groups = [group for _, group in frame.groupby(series, sort=False)]
+    rows = max(len(group) for group in groups)
+    whole = np.full((len(groups), rows, 1 + len(values)), np.nan)
+    for i, group in enumerate(groups):
+        whole[i, : len(group)] = group[[time, *values]].to_numpy(np.float64)
+    return (time, *values), assemble(whole[..., 0], whole[..., 1:], str(path)), frame
+
+
+def read_japanese_vowels(folder: Path) -> Raw:
+    """Two vowels said by nine speakers, 12 channels, 7 to 29 steps: 270 to train, 370 to test."""
+    path = folder if folder.is_file() else folder / "japanese_vowels.npz"
+    if not path.is_file():
+        raise InputError(f"{path} is missing")
+    arrays = load_npz(path)
+    parts = []
+    for part in ("train", "test"):
+        x = arrays[f"x_{part}"].astype(np.float64)
+        steps = np.arange(x.shape[1], dtype=np.float64)
+        times = np.where(steps < arrays[f"length_{part}"][:, None], steps, np.nan)
+        parts.append((assemble(times, x, str(path)), arrays[f"y_{part}"].astype(np.int64)))
+    (train, y_train), (test, y_test) = parts
+    columns = ("time", *(f"c{i + 1}" for i in range(train.shape[2] - 1)))
+    speakers = {"speaker": tuple(str(i + 1) for i in range(9))}
+    return Raw(
+        np.concatenate([train, test]),
+        {"speaker": np.concatenate([y_train, y_test])},
+        speakers,
+        official=len(test),
+        columns=columns,
+        sources=sources_of([path]),
+    )

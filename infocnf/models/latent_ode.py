@@ -1,0 +1,345 @@
+r"""The latent ODE with a partitioned initial state: a model of time series.
+
+A series of observations :math:`x_i` at times :math:`t_i` has one hidden state :math:`z(t)`, which
+follows an ODE from its value at the first observation and shows through a decoder:
+
+.. math:: z(t_0) = [z_y, z_u], \qquad \dot z = f(z), \qquad
+    x_i \sim \mathcal N(g(z(t_i)), \sigma^2),
+
+with :math:`z_y \sim \mathcal N(\mu(y), \sigma^2(y))` of the labels' prior and :math:`z_u \sim
+\mathcal N(0, I)`, as in :class:`infocnf.InfoCNF`. A recurrent network that reads the series
+backwards gives :math:`q(z(t_0) \mid x)`, a Gaussian. Without labels it is the latent ODE of Chen et
+al. (2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from infocnf.flows.bijection import BlockSolve, Choice, FlowStats
+from infocnf.models import pretrained
+from infocnf.models.codes import PartitionedCode
+from infocnf.models.factors import Factor, factor_from_config, factor_to_config
+from infocnf.models.labels import Labelled, Labels, check_factors
+from infocnf.networks.encoders import SeriesEncoder
+from infocnf.ode import solve_at
+from infocnf.ode.checks import check_steps
+from infocnf.ode.tableaus import tableau
+from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
+
+__all__ = ["LatentBlock", "LatentODE", "Posterior"]
+
+Tolerance = float | Tensor | Sequence[float] | Policy
+LEAST_LOG_SCALE, LARGEST_LOG_SCALE = -6.0, 3.0  # of a posterior
+
+
+@dataclass(frozen=True)
+class Posterior:
+    r""":math:`q(z(t_0) \mid x)`: mean and logarithm of the scale, ``(batch, latent)`` each, the
+    supervised code first.
+    """
+
+    mean: Tensor
+    log_scale: Tensor
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Initial states from standard normal noise ``(batch, latent)``."""
+        return self.mean + self.log_scale.exp() * noise
+
+
+class Timed(nn.Module):
+    """An autonomous field over a unit of time, in which each sample lives its own span."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, t: Tensor, z: Tensor, span: Tensor) -> Tensor:
+        """Slopes ``(batch, latent)``; ``span`` is ``(batch, 1)``."""
+        return span * self.layers(z)
+
+
+class LatentBlock(nn.Module):
+    """The field of hidden states and its solver.
+
+    Arguments:
+        latent: Size of the state.
+        hidden: Widths of the field's hidden layers.
+        method: Method of the solver.
+        steps: Number of steps of a method without error estimate.
+        max_steps: Attempted steps after which a series is given up.
+    """
+
+    def __init__(
+        self, latent: int, hidden: Sequence[int], method: str, steps: int | None, max_steps: int
+    ) -> None:
+        super().__init__()
+        check_steps(method, tableau(method).adaptive, steps)
+        sizes = [latent, *hidden]
+        layers: list[nn.Module] = []
+        for i, o in pairwise(sizes):
+            layers += [nn.Linear(i, o), nn.ELU()]
+        self.field = Timed(nn.Sequential(*layers, nn.Linear(sizes[-1], latent)))
+        self.solver: dict[str, Any] = {"method": method, "steps": steps, "max_steps": max_steps}
+        self.first_step: float | None = None  # that the next solve in training tries
+
+    def walk(
+        self,
+        z: Tensor,
+        times: Tensor,
+        span: Tensor,
+        choice: Choice,
+        stepping: str,
+    ) -> tuple[Tensor, BlockSolve]:
+        """States ``(batch, count, latent)`` at times between 0 and ``span`` ``(batch,)``, which may
+        be negative; NaN where there is no time.
+
+        Arguments:
+            z: States at time 0.
+            times: ``(count,)`` where all series have the same, else ``(batch, count)``.
+            span: Time of the last of each.
+            choice: Tolerance.
+            stepping: ``shared`` or ``individual``.
+        """
+        tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
+        safe = torch.where(span == 0, 1.0, span)
+        share = times / (safe[0] if times.ndim == 1 else safe.unsqueeze(1))
+        warm = self.training and stepping == "shared"
+        states, solution = solve_at(
+            self.field,
+            z,
+            share.clamp(0.0, 1.0),
+            tolerance=tolerance,
+            stepping="individual" if tolerance.ndim else stepping,
+            first_step=self.first_step if warm else None,
+            context=(span.unsqueeze(1),),
+            **self.solver,
+        )
+        solution.check("the latent ODE")
+        if warm and torch.is_grad_enabled() and math.isfinite(solution.first_step):
+            self.first_step = solution.first_step
+        return states, BlockSolve(0, choice, solution)
+
+
+class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
+    """A latent ODE whose initial state is partitioned.
+
+    A series is a tensor ``(rows, 1 + channels)``: times, ascending, and values, NaN where missing;
+    series of a batch that have fewer rows end in rows of NaN. Times are counted from the first.
+
+    In training mode solves share their steps over the batch; in evaluation mode each series has its
+    own, so that its answer does not depend on its batch.
+
+    Arguments:
+        channels: Number of values of a row.
+        factors: Labels by name, each :class:`Categorical` or :class:`Real`.
+        supervised: Fraction of the state that knows the labels; 0 is the baseline.
+        latent: Size of the state.
+        units: Size of the encoder's recurrent state.
+        hidden: Widths of the hidden layers of the field.
+        decoder: Width of the decoder's hidden layer.
+        encoder: ``rnn``, ``gru`` or ``ode_rnn``; see :class:`SeriesEncoder`.
+        noise: Standard deviation of the observations; learned, one for each channel, when None.
+        method: Method of the solver.
+        steps: Number of steps of a method without error estimate.
+        max_steps: Attempted steps after which a series is given up.
+        tolerance: The model's own tolerance policy, for training.
+        dropout: Rate of dropout before the classifiers.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        factors: Mapping[str, Factor] | None = None,
+        supervised: float = 0.6,
+        *,
+        latent: int = 5,
+        units: int = 25,
+        hidden: Sequence[int] = (20,),
+        decoder: int = 20,
+        encoder: str = "rnn",
+        noise: float | None = 0.3,
+        method: str = "dopri5",
+        steps: int | None = None,
+        max_steps: int = 4096,
+        tolerance: Tolerance = 1e-3,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
+        if channels < 1 or latent < 1:
+            raise ValueError(f"channels and latent must be at least 1, got {channels}, {latent}")
+        if noise is not None and not noise > 0:
+            raise ValueError(f"noise must be positive, or None to be learned, got {noise}")
+        self.channels, self.latent, self.factors = channels, latent, check_factors(factors or {})
+        self.policy, self._arguments = as_policy(tolerance), given
+        self.block = LatentBlock(latent, hidden, method, steps, max_steps)
+        self.encoder = SeriesEncoder(channels, units, encoder)
+        self.head = nn.Linear(units, 2 * latent)
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, decoder), nn.ReLU(), nn.Linear(decoder, channels)
+        )
+        self.code = PartitionedCode([latent], self.factors, supervised, "first_scale", dropout)
+        start = torch.full((channels,), math.log(noise or 1.0))
+        self.log_noise = nn.Parameter(start, requires_grad=noise is None)
+        self.policy.bind(self.places)
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the continuous block is."""
+        return [Place((self.latent,), 0)]
+
+    @property
+    def blocks(self) -> list[LatentBlock]:
+        """The continuous block."""
+        return [self.block]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its weights."""
+        return self.head.weight.dtype
+
+    def encode(self, series: Tensor) -> Posterior:
+        """The initial state of series ``(batch, rows, 1 + channels)``."""
+        self.check_input(series)
+        mean, log_scale = self.head(self.encoder(series)).chunk(2, dim=1)
+        return Posterior(mean, log_scale.clamp(LEAST_LOG_SCALE, LARGEST_LOG_SCALE))
+
+    def decode(
+        self,
+        z: Tensor,
+        times: Tensor,
+        *,
+        tolerance: Tolerance | None = 1e-5,
+        stepping: str | None = None,
+        seeds: Tensor | None = None,
+    ) -> tuple[Tensor, FlowStats]:
+        """Values ``(batch, count, channels)`` at times before and after the first observation, of
+        initial states ``(batch, latent)``, and what it took.
+
+        Arguments:
+            z: Initial states.
+            times: ``(count,)``, or ``(batch, count)`` with NaN where a series has fewer.
+            tolerance: Tolerance of the solves; that of the model's policy when None.
+            stepping: ``shared`` or ``individual``; by the model's mode when None.
+            seeds: Seeds of each series ``(batch,)``, where the policy draws.
+        """
+        policy = self.policy if tolerance is None else as_policy(tolerance)
+        policy.bind(self.places)
+        choice = policy(0, z, seeds if self.training else None)
+        stepping = stepping or ("shared" if self.training else "individual")
+        times = times.to(z)
+        states, solves = None, []
+        for sign in (1.0, -1.0):
+            mine = times.where(sign * times >= 0 if sign > 0 else times < 0, torch.nan)
+            if not mine.isfinite().any():
+                continue
+            last = (sign * mine).nan_to_num(nan=0.0).amax(-1) * sign
+            span = last.expand(len(z)) if last.ndim == 0 else last
+            found, solve = self.block.walk(z, mine, span, choice, stepping)
+            there = mine.isfinite().expand(len(z), -1).unsqueeze(2)
+            states = found if states is None else torch.where(there, found, states)
+            solves.append(solve)
+        if states is None:
+            raise ValueError("times must hold a number")
+        return self.decoder(states), FlowStats(tuple(solves))
+
+    def reconstruct(
+        self,
+        series: Tensor,
+        times: Tensor,
+        *,
+        noise: Tensor | None = None,
+        tolerance: Tolerance | None = 1e-5,
+    ) -> Tensor:
+        """Values ``(batch, count, channels)`` of series at other times: between, before and after
+        its own; from the mean of the initial state, or a draw of it from ``noise`` ``(batch,
+        latent)``. Times count from each series' first.
+        """
+        posterior = self.encode(series)
+        z = posterior.mean if noise is None else posterior.draw(noise)
+        return self.decode(self.code.merge(*self.split(z)), times, tolerance=tolerance)[0]
+
+    def split(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Supervised and unsupervised code of states in the order of a posterior."""
+        z_y, z_u = z.split(self.code.sizes, dim=1)
+        return z_y, z_u
+
+    def answers(self, series: Tensor) -> dict[str, Tensor]:
+        """Output of each factor's classifier, from the mean of the supervised code."""
+        if not self.code.heads:
+            raise ValueError("this model knows no labels: give it factors and supervised > 0")
+        return self.code.answers(self.split(self.encode(series).mean)[0])
+
+    def predict_proba(self, series: Tensor) -> Tensor | Normal | dict[str, Tensor | Normal]:
+        """Probabilities ``(batch, classes)`` of a categorical factor, a Normal for a real one, a
+        dict of them for several.
+        """
+        found = self.answers(series).items()
+        return self.single({name: self.factors[name].distribution(a) for name, a in found})
+
+    def predict(self, series: Tensor) -> Tensor | dict[str, Tensor]:
+        """The most probable class or the expected number, ``(batch,)``; a dict for several."""
+        found = self.answers(series).items()
+        return self.single({name: self.factors[name].read(answer) for name, answer in found})
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        times: Tensor,
+        y: Labels | None = None,
+        temperature: float = 1.0,
+        *,
+        tolerance: Tolerance | None = 1e-5,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``n`` series without noise, ``(n, count, channels)``, at times ``(count,)``, of labels
+        ``y`` or of such as occur.
+        """
+        labels = self.labels(y, n)
+        for name, factor in self.factors.items():
+            if name not in labels:
+                labels[name] = factor.draw(n, self.device, generator)
+        z_y, z_u = self.code.draw(labels, n, temperature, self.head.weight, generator)
+        return self.decode(self.code.merge(z_y, z_u), times, tolerance=tolerance)[0]
+
+    def check_input(self, series: Tensor) -> None:
+        """Refuse what is no batch of series."""
+        if series.ndim != 3 or series.shape[2] != self.channels + 1:
+            raise ValueError(
+                f"series must have shape (batch, rows, {self.channels + 1}), time first, "
+                f"got {tuple(series.shape)}"
+            )
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make this model again, as plain values."""
+        arguments = dict(self._arguments)
+        arguments["factors"] = {name: factor_to_config(f) for name, f in self.factors.items()}
+        arguments["tolerance"] = self.policy.config()
+        return pretrained.plain(arguments)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> LatentODE:
+        """The model that :meth:`config` described, with fresh weights."""
+        arguments = dict(config)
+        arguments["factors"] = {
+            name: factor_from_config(f) for name, f in arguments.get("factors", {}).items()
+        }
+        arguments["tolerance"] = policy_from_config(arguments.get("tolerance", {"name": "fixed"}))
+        return cls(**arguments)

@@ -1,0 +1,199 @@
+r"""The objective of a latent ODE: reconstruction, what the code tells, and labels read off it.
+
+.. math:: -\log p(x \mid z) + \kappa_u\, \mathrm{KL}\big(q(z_u \mid x) \,\|\, \mathcal N(0, I)\big)
+    + \kappa_y\, \mathrm{KL}\big(q(z_y \mid x) \,\|\, \mathcal N(\mu(y), \sigma^2(y))\big)
+    + \beta\, \mathrm{Xent}(\hat y, y)
+
+in nats for each observed value, with :math:`z \sim q`. With all weights 1 and without the last term
+it bounds :math:`-\log p(x \mid y)`. Where a label is not known, the second divergence is averaged
+over the labels that the classifier believes in, :math:`q(y \mid x)`, and :math:`\mathrm{KL}(q(y
+\mid x) \,\|\, p(y))` is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infocnf.flows.bijection import FlowStats
+from infocnf.models.codes import FactorHead
+from infocnf.models.factors import Categorical
+from infocnf.models.latent_ode import LatentODE, Posterior
+from infocnf.ode.streams import NOISE, draw_normal
+
+__all__ = ["Variational", "gaussian_kl", "supervised_kl", "variational_objective"]
+
+NODES = 32  # of the quadrature over a real label that is not known
+
+
+@dataclass(frozen=True)
+class Variational:
+    """The objective of a batch and what it is made of, each ``(batch,)``.
+
+    Arguments:
+        losses: What is minimised.
+        elbo: Lower bound of log p(x | y) in nats: the objective with weights 1, without labels.
+        mse: Mean squared difference between observations and reconstruction.
+        kl: Both divergences, in nats.
+        cross_entropy: Of the labels, summed over factors.
+        answers: Outputs of the classifiers by factor.
+        stats: What the solves took.
+    """
+
+    losses: Tensor
+    elbo: Tensor
+    mse: Tensor
+    kl: Tensor
+    cross_entropy: Tensor
+    answers: dict[str, Tensor]
+    stats: FlowStats
+    sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """What is added up over examples, by name."""
+        names = ("elbo", "mse", "kl", "cross_entropy")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean over the batch."""
+        return self.losses.mean()
+
+    @property
+    def total(self) -> Tensor:
+        """What is differentiated: the sum over series."""
+        return self.losses.sum()
+
+
+def gaussian_kl(
+    mean: Tensor,
+    log_scale: Tensor,
+    other_mean: Tensor | float = 0.0,
+    other_log_scale: Tensor | float = 0.0,
+) -> Tensor:
+    r""":math:`\mathrm{KL}(\mathcal N(m, s^2) \,\|\, \mathcal N(\mu, \sigma^2))` summed over the
+    last dimension.
+
+    >>> gaussian_kl(torch.ones(1, 2), torch.zeros(1, 2))
+    tensor([1.])
+    """
+    log_ratio = torch.as_tensor(other_log_scale, dtype=mean.dtype, device=mean.device) - log_scale
+    distance = (mean - other_mean) * (-log_scale).exp()
+    return (log_ratio + 0.5 * (-2.0 * log_ratio).exp() * (1.0 + distance.square()) - 0.5).sum(-1)
+
+
+def supervised_kl(
+    head: FactorHead, mean: Tensor, log_scale: Tensor, answer: Tensor, y: Tensor | None
+) -> Tensor:
+    """Divergence of a factor's code ``(batch, features)`` from its prior given the label, or, for
+    None, from the joint prior of code and label with the label that the classifier believes in.
+    """
+    if y is not None:
+        return gaussian_kl(mean, log_scale, *head.moments(y))
+
+    factor = head.factor
+    mean, log_scale = mean.unsqueeze(1), log_scale.unsqueeze(1)
+    if isinstance(factor, Categorical):
+        log_q = answer.log_softmax(-1)
+        labels = torch.eye(factor.classes, dtype=mean.dtype, device=mean.device)
+        each = gaussian_kl(mean, log_scale, *head.embedded_moments(labels))
+        log_p = factor.log_probabilities(mean.dtype).to(mean.device)
+        return (log_q.exp() * (each + log_q - log_p)).sum(-1)
+    location, log_width = answer.unbind(-1)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    node, weight = (torch.as_tensor(v).to(mean) for v in (nodes, weights / weights.sum()))
+    labels = location.unsqueeze(1) + log_width.exp().unsqueeze(1) * node
+    each = gaussian_kl(mean, log_scale, *head.embedded_moments(labels.unsqueeze(-1)))
+    own = gaussian_kl(location.unsqueeze(-1), log_width.unsqueeze(-1))
+    return (each * weight).sum(-1) + own
+
+
+def variational_objective(
+    model: LatentODE,
+    series: Tensor,
+    y: Any = None,  # noqa: ANN401
+    *,
+    kl: float = 1.0,
+    kl_supervised: float = 1.0,
+    beta: float = 1.0,
+    log_scale: float | Tensor = 0.0,
+    tolerance: Any = None,  # noqa: ANN401
+    seeds: Tensor | None = None,
+    stepping: str | None = None,
+) -> Variational:
+    """The objective of series ``(batch, rows, 1 + channels)``.
+
+    Arguments:
+        model: The model.
+        series: Times and values; see :class:`LatentODE`.
+        y: Labels, of none, some or all factors.
+        kl: Weight of the divergence of the unsupervised code.
+        kl_supervised: Weight of that of the supervised code.
+        beta: Weight of the cross-entropy of labels.
+        log_scale: Logarithms of the factors by which values of each channel were shrunk.
+        tolerance: Tolerance of the solves; that of the model's policy when None.
+        seeds: Seeds of each series' draw ``(batch,)``; the mean of the state where None.
+        stepping: ``shared`` or ``individual``; by the model's mode when None.
+    """
+    labels = model.labels(y, len(series))
+    posterior = model.encode(series)
+    z = (
+        posterior.mean
+        if seeds is None
+        else posterior.draw(draw_normal(seeds, posterior.mean, NOISE))
+    )
+    times = series[..., 0] - series[:, :1, 0]
+    there = series[..., 1:].isfinite()
+    common = bool((times == times[:1]).all())  # no NaN, either
+    found, stats = model.decode(
+        model.code.merge(*model.split(z)),
+        times[0] if common else times,
+        tolerance=tolerance,
+        stepping=stepping,
+        seeds=seeds,
+    )
+
+    rest = torch.where(there, series[..., 1:] - found, 0.0)
+    count = there.sum((1, 2)).clamp(min=1)
+    log_noise = model.log_noise
+    standard = rest * (-log_noise).exp()
+    constant = (there * (log_noise + (0.5 * math.log(2.0 * math.pi) + log_scale))).sum((1, 2))
+    nll = 0.5 * standard.square().sum((1, 2)) + constant
+    kl_u, kl_y, answers = divergences(model, posterior, z, labels)
+    cross_entropy = torch.zeros_like(nll)
+    for name, label in labels.items():
+        cross_entropy = cross_entropy + model.factors[name].loss(answers[name], label)
+    losses = nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy
+
+    return Variational(
+        losses=losses / count,
+        elbo=-(nll + kl_u + kl_y).detach(),
+        mse=(rest.square().sum((1, 2)) / count).detach(),
+        kl=(kl_u + kl_y).detach(),
+        cross_entropy=cross_entropy.detach(),
+        answers=answers,
+        stats=stats,
+    )
+
+
+def divergences(
+    model: LatentODE, posterior: Posterior, z: Tensor, labels: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Divergences of the unsupervised and the supervised code, and the classifiers' answers to the
+    codes that were drawn.
+    """
+    (mean_y, mean_u), (scale_y, scale_u) = map(model.split, (posterior.mean, posterior.log_scale))
+    answers = model.code.answers(model.split(z)[0], training=True)
+    total = torch.zeros_like(mean_u.sum(1))
+    scales = model.code.by_factor(scale_y)
+    for name, (head, mean) in model.code.by_factor(mean_y).items():
+        mine = supervised_kl(head, mean, scales[name][1], answers[name], labels.get(name))
+        total = total + mine
+    return gaussian_kl(mean_u, scale_u), total, answers
