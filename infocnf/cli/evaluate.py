@@ -56,6 +56,7 @@ def evaluate(
 
     from infocnf import evaluation
     from infocnf.cli.progress import console, counting
+    from infocnf.cli.series import evaluate_run, refuse
     from infocnf.data.dataset import PARTS
     from infocnf.evaluation.budget import in_short
     from infocnf.evaluation.density import spread_over
@@ -66,6 +67,10 @@ def evaluate(
     if part not in PARTS:
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     opened = Run.open(run)
+    if opened.is_series:
+        refuse(budget=budget, learned_tolerances=learned_tolerances, exact_trace=exact_trace)
+        evaluate_run(opened, part, tolerance, batch_size, limit)
+        return
     config, model = opened.config.evaluation, opened.model(exact_trace)
     everything = opened.data().examples(part)
     size = batch_size or config.batch_size

@@ -29,7 +29,7 @@ def predict(
     exact_trace: ExactTrace = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o.")] = False,
 ) -> None:
-    """Predict labels of new images or rows: class, probabilities, log-likelihood and NFE, as CSV.
+    """Predict labels of new images, rows or series: class, probabilities, log-likelihood, NFE.
 
     The log-likelihood is log p(x) in nats, averaged over the labels. Images of 256 grey levels are
     brought to those of the model.
@@ -41,11 +41,15 @@ def predict(
 
     from infocnf import evaluation
     from infocnf.cli.progress import console, counting
+    from infocnf.cli.series import predict_run, refuse
     from infocnf.data.inputs import read_inputs
-    from infocnf.files import write
     from infocnf.training import Run
 
     opened = Run.open(run)
+    if opened.is_series:
+        refuse(exact_trace=exact_trace)
+        deliver(predict_run(opened, source, tolerance, batch_size), out)
+        return
     names, x = read_inputs(source, opened.facts)
     config, model = opened.config.evaluation, opened.model(exact_trace)
     with counting("predicting", len(x)) as progress:
@@ -63,12 +67,20 @@ def predict(
             f"{found.unsolved} of {len(x):,} examples are so far from the data that they have no "
             "finite likelihood"
         )
-    text = as_csv({"example": list(names), **found.columns})
+    deliver({"example": list(names), **found.columns}, out)
+
+
+def deliver(columns: dict[str, list[object]], out: Path | None) -> None:
+    """Print the table, or write it where it was asked for."""
+    from infocnf.cli.progress import console
+    from infocnf.files import write
+
+    text = as_csv(columns)
     if out is None:
         print(text, end="")
         return
     write(out, text.encode())
-    console.print(f"written: {out} ({len(x):,} rows)")
+    console.print(f"written: {out} ({len(columns['example']):,} rows)")
 
 
 def as_csv(columns: dict[str, list[object]]) -> str:

@@ -47,11 +47,15 @@ def sample(
     check_output(out, overwrite, (".png", ".npz", ".csv"))
 
     from infocnf.cli.progress import console, counting
+    from infocnf.cli.series import sample_run
     from infocnf.files import write
     from infocnf.reports.samples import draw_samples, main_factor
     from infocnf.training import Run
 
     opened = Run.open(run)
+    if opened.is_series:
+        sample_run(opened, number, label, out, temperature, seed)
+        return
     model, preparation = opened.model(), opened.preparation
     name = main_factor(model)
     classes = opened.facts["classes"].get(name, []) if name else []

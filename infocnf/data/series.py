@@ -14,10 +14,16 @@ import numpy as np
 
 from infocnf.data.dataset import Raw
 from infocnf.data.images import classes_of, load_npz, sources_of
-from infocnf.data.tables import plain, read_frame
+from infocnf.data.tables import TABLES, plain, read_frame
 from infocnf.errors import InputError
 
-__all__ = ["is_series_file", "read_japanese_vowels", "read_series_npz", "read_series_table"]
+__all__ = [
+    "is_series_file",
+    "read_japanese_vowels",
+    "read_new_series",
+    "read_series_npz",
+    "read_series_table",
+]
 
 
 def is_series_file(path: Path) -> bool:
@@ -169,3 +175,39 @@ def read_japanese_vowels(folder: Path) -> Raw:
         columns=columns,
         sources=sources_of([path]),
     )
+
+
+def read_new_series(
+    path: Path, columns: Sequence[str], series: str | None, time: str, label: Sequence[str]
+) -> tuple[list[str], np.ndarray]:
+    """Names and series of a file for a trained model, with or without labels.
+
+    Arguments:
+        path: ``.npz`` or a long table.
+        columns: Time and values, as the model was trained on them.
+        series: Column that says which series a row belongs to.
+        time: Column of times.
+        label: Columns of labels, which are not looked at.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    if path.suffix.lower() == ".npz":
+        x = read_series_npz(path).x
+        if x.shape[2] != len(columns):
+            raise InputError(
+                f"{path} has {x.shape[2] - 1} channels, the model reads {len(columns) - 1}"
+            )
+        return [str(i) for i in range(len(x))], x
+    if path.suffix.lower() not in TABLES:
+        raise InputError(f"{path} is of no known kind: give series as .npz, .csv or .parquet")
+    if series is None:
+        raise InputError(f"{path}: the model was trained on .npz series: give new ones as .npz")
+    there = [name for name in label if name in read_frame(path).columns]
+    found, x, frame = long_table(path, series, time, there)
+    missing = [name for name in columns if name not in found]
+    if missing:
+        raise InputError(
+            f"{path} has no column {missing[0]!r}: the model reads {', '.join(columns)}"
+        )
+    order = [found.index(name) for name in columns]
+    return [str(name) for name in frame[series].unique()], x[..., order]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infocnf.data import Preparation
 from infocnf.evaluation.density import Scores, score
-from infocnf.models import Categorical, InfoCNF
+from infocnf.models import Categorical, InfoCNF, LatentODE
 from infocnf.ode import SolveError
 from infocnf.tolerances import Fixed, Policy
 
@@ -112,7 +112,7 @@ def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Sc
 
 
 def answer_columns(
-    model: InfoCNF, name: str, answer: Tensor, names: Sequence[str]
+    model: InfoCNF | LatentODE, name: str, answer: Tensor, names: Sequence[str]
 ) -> dict[str, list[object]]:
     """The answer for one factor: a class with its probability and those of the others, or a number
     with its standard deviation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +16,8 @@ from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.evaluation.certificate import LARGEST_ERROR
 from infocnf.files import write
-from infocnf.models import InfoCNF
-from infocnf.reports import figures
+from infocnf.models import InfoCNF, LatentODE
+from infocnf.reports import figures, series
 from infocnf.reports.samples import class_grid, counterfactual_grid, draw_samples, main_factor
 from infocnf.training import Run
 
@@ -26,6 +26,10 @@ __all__ = ["read_metrics", "write_report"]
 SHOWN = (
     "epoch",
     "train_matching",
+    "train_elbo",
+    "validation_elbo",
+    "train_mse",
+    "validation_mse",
     "train_bits_per_dim",
     "validation_bits_per_dim",
     "train_error_percent",
@@ -55,9 +59,12 @@ def write_report(run: Run) -> Path:
     """Write ``report.html`` into a run directory."""
     from jinja2 import Environment, PackageLoader
 
-    rows, model, data = read_metrics(run), run.model(), run.data()
+    rows, model, data = read_metrics(run), run.any_model(), run.data()
     evaluation = read_evaluation(run)
-    parts = [*pictures_of(model, data, run.preparation), progress(rows)]
+    if isinstance(model, LatentODE):
+        parts = series_parts(model, data, run.preparation, rows)
+    else:
+        parts = [*pictures_of(model, data, run.preparation), progress(rows)]
     if evaluation:
         parts += mistakes(evaluation, data)
     environment = run.read_json("environment.json")
@@ -67,8 +74,8 @@ def write_report(run: Run) -> Path:
         summary=summary(model, data, len(rows)),
         run=run.folder,
         evaluation=evaluation,
-        figures=headline(evaluation) if evaluation else [],
-        warnings=warnings_of(evaluation) if evaluation else [],
+        figures=headline_of(model)(evaluation) if evaluation else [],
+        warnings=warnings_of(evaluation) if evaluation and isinstance(model, InfoCNF) else [],
         sections=parts,
         table=last_rows(rows),
         config=(run.folder / "config.toml").read_text(),
@@ -85,13 +92,15 @@ def last_rows(rows: list[dict[str, float | None]]) -> dict[str, Any]:
     return {"names": names, "rows": [[cell(row[name]) for name in names] for row in rows[-8:]]}
 
 
-def kind(model: InfoCNF) -> str:
+def kind(model: InfoCNF | LatentODE) -> str:
     """The paper's name of a model."""
+    if isinstance(model, LatentODE):
+        return "Partitioned latent ODE" if model.code.heads else "Latent ODE"
     supervised, unsupervised = model.code.sizes
     return "CNF" if not supervised else "CCNF" if not unsupervised else "InfoCNF"
 
 
-def summary(model: InfoCNF, data: Dataset, epochs: int) -> str:
+def summary(model: InfoCNF | LatentODE, data: Dataset, epochs: int) -> str:
     """What the run is, in a sentence."""
     parameters = sum(p.numel() for p in model.parameters())
     sizes = {part: len(indices) for part, indices in data.parts.items()}
@@ -102,9 +111,9 @@ def summary(model: InfoCNF, data: Dataset, epochs: int) -> str:
     )
 
 
-def blocks_in_words(model: InfoCNF) -> str:
+def blocks_in_words(model: InfoCNF | LatentODE) -> str:
     """How many continuous blocks there are."""
-    count = len(model.flow.blocks)
+    count = len(model.blocks)
     return "one continuous block" if count == 1 else f"{count} continuous blocks"
 
 
@@ -131,6 +140,53 @@ def read_evaluation(run: Run) -> dict[str, Any] | None:
         return None
     found = run.read_json(name)
     return found if found.get("model_sha256") == run.model_digest else None
+
+
+def headline_of(
+    model: InfoCNF | LatentODE,
+) -> Callable[[Mapping[str, Any]], list[dict[str, str]]]:
+    """What makes the figures everyone looks for."""
+    return series_headline if isinstance(model, LatentODE) else headline
+
+
+def series_headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The figures of series."""
+    against = "the truth" if evaluation["truth"] else "observations"
+    found = [
+        (f"rmse within the window, against {against}", evaluation["rmse_fit"], "{:.3f}"),
+        ("rmse after the window", evaluation["rmse_after"], "{:.3f}"),
+        ("rmse before the window", evaluation["rmse_before"], "{:.3f}"),
+        ("wrong labels", evaluation["error_percent"], "{:.2f} %"),
+        *(
+            (
+                f"rmse of {name} (the mean: {values['rmse_of_the_mean']:.3g})",
+                values["rmse"],
+                "{:.3g}",
+            )
+            for name, values in evaluation["factors"].items()
+            if "rmse" in values
+        ),
+        ("lower bound of log p(x), nats", evaluation["elbo"], "{:.1f}"),
+        ("field evaluations per series", evaluation["nfe_forward"], "{:.0f}"),
+    ]
+    return [{"name": n, "value": form.format(v)} for n, v, form in found if v is not None]
+
+
+def series_parts(
+    model: LatentODE,
+    data: Dataset,
+    preparation: Preparation,
+    rows: list[dict[str, float | None]],
+) -> list[Part]:
+    """Pictures of series and of their training."""
+    text = (
+        "Series of the test set: what was observed, and the model's path through the window and on "
+        "both sides of it. Thin lines are draws of the hidden state."
+    )
+    return [
+        Part("Trajectories", text, [series.draw_trajectories(model, data, preparation)]),
+        Part("Training", "Figures of each epoch.", [series.series_curves(rows)]),
+    ]
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.models import Categorical, InfoCNF
+from infocnf.models import Categorical, InfoCNF, LatentODE
 
 __all__ = ["Grid", "class_grid", "counterfactual_grid", "draw_samples", "main_factor"]
 
@@ -26,7 +26,7 @@ class Grid:
     columns: tuple[str, ...] = ()
 
 
-def main_factor(model: InfoCNF) -> str | None:
+def main_factor(model: InfoCNF | LatentODE) -> str | None:
     """The first label that has classes, by which samples are arranged."""
     names = [n for n in model.code.heads if isinstance(model.factors[n], Categorical)]
     return names[0] if names else None
