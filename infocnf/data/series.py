@@ -143,8 +143,7 @@ def long_table(
     if words or not values:
         what = f"column {words[0]!r} holds words" if words else "there is no column of values"
         raise InputError(f"{path}: {what}: leave it out, or name it as data.label")
-    frame = frame.sort_values([time], kind="stable")
-    groups = [group for _, group in frame.groupby(series, sort=False)]
+    groups = [group.sort_values(time) for _, group in frame.groupby(series, sort=False)]
     rows = max(len(group) for group in groups)
     whole = np.full((len(groups), rows, 1 + len(values)), np.nan)
     for i, group in enumerate(groups):

@@ -252,12 +252,16 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             last = (sign * mine).nan_to_num(nan=0.0).amax(-1) * sign
             span = last.expand(len(z)) if last.ndim == 0 else last
             found, solve = self.block.walk(z, mine, span, choice, stepping)
+            # zero where there is no time: a NaN would come back as the gradient of all
             there = mine.isfinite().expand(len(z), -1).unsqueeze(2)
-            states = found if states is None else torch.where(there, found, states)
+            states = torch.where(
+                there, found, torch.zeros_like(found) if states is None else states
+            )
             solves.append(solve)
         if states is None:
             raise ValueError("times must hold a number")
-        return self.decoder(states), FlowStats(tuple(solves))
+        there = times.isfinite().expand(len(z), -1).unsqueeze(2)
+        return self.decoder(states).where(there, torch.nan), FlowStats(tuple(solves))
 
     def reconstruct(
         self,
