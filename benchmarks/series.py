@@ -48,7 +48,8 @@ QUALITY = """## Spirals
 The presets `spirals` and `spirals-baseline`: the same budget and latent size 5, seeds 0 to {last};
 mean and standard deviation over seeds. Root mean square errors are against the truth without noise,
 on 5,000 test curves and {draws} draws of the hidden state each: within the window of 200 points,
-over as many points after it, and before it. The errors of `a` and `b` are beside those of guessing their means.
+over as many points after it, and before it. The errors of `a` and `b` are beside those of guessing
+their means.
 """
 
 

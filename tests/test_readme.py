@@ -27,15 +27,16 @@ def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert (flow.predict(x) == y).double().mean() > 0.9  # type: ignore[attr-defined, operator]
 
 
-def test_the_loop_of_the_page_on_tolerances_runs() -> None:
+@pytest.mark.parametrize("name", ["tolerances", "series"])
+def test_the_loop_of_a_page_runs(name: str) -> None:
     torch.set_default_dtype(torch.float32)
-    page = README.parent / "docs" / "tolerances.md"
+    page = README.parent / "docs" / f"{name}.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile(block, str(page), "exec"), {})
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md"]
+    "page", ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md", "docs/series.md"]
 )
 def test_the_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^    infocnf (.*)$", (README.parent / page).read_text(), re.MULTILINE)

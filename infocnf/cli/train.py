@@ -18,6 +18,7 @@ Examples:
   infocnf train --data flowers/                   a folder with a sub-folder of images per class
   infocnf train --data iris.csv --set data.label=species
   infocnf train mnist --data-dir ~/mnist
+  infocnf train series --data steps.csv --set data.series=id --set data.time=day
   infocnf train --out runs/digits --resume        after Ctrl-C or a crash
 """
 
@@ -28,7 +29,8 @@ def train(
         typer.Argument(
             help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, "
             "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, "
-            "cifar10-2x, density-1d, own (for --data), or a file.toml.  [default: digits]",
+            "cifar10-2x, density-1d, spirals, spirals-baseline, japanese-vowels, own (for --data), "
+            "series (for --data with series), or a file.toml.  [default: digits]",
             show_default=False,
         ),
     ] = None,
