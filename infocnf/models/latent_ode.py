@@ -153,6 +153,8 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         max_steps: Attempted steps after which a series is given up.
         tolerance: The model's own tolerance policy, for training.
         dropout: Rate of dropout before the classifiers.
+        separation: How far apart labels start in the supervised code; 0: all alike, from where a
+            label that is hard to read may never be learned.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         max_steps: int = 4096,
         tolerance: Tolerance = 1e-3,
         dropout: float = 0.0,
+        separation: float = 0.0,
     ) -> None:
         super().__init__()
         given = {
@@ -190,6 +193,8 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             nn.Linear(latent, decoder), nn.ReLU(), nn.Linear(decoder, channels)
         )
         self.code = PartitionedCode([latent], self.factors, supervised, "first_scale", dropout)
+        if separation:
+            self.code.separate((latent,), separation)
         start = torch.full((channels,), math.log(noise or 1.0))
         self.log_noise = nn.Parameter(start, requires_grad=noise is None)
         self.policy.bind(self.places)

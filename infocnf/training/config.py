@@ -117,6 +117,9 @@ class SeriesConfig(Section):
     steps: Positive | None = Field(None, description="steps of a method without error estimate")
     max_steps: Positive = Field(4096, description="attempted steps until a series is given up")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the classifiers")
+    separation: Weight = Field(
+        2.0, description="how far apart labels start in the supervised code; 0: all alike"
+    )
     kl: Weight = Field(1.0, description="weight of the divergence of the unsupervised code")
     kl_supervised: Weight = Field(1.0, description="weight of that of the supervised code")
     beta: Weight = Field(1.0, description="weight of the cross-entropy of labels")
