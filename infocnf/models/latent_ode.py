@@ -153,8 +153,10 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         max_steps: Attempted steps after which a series is given up.
         tolerance: The model's own tolerance policy, for training.
         dropout: Rate of dropout before the classifiers.
-        separation: How far apart labels start in the supervised code; 0: all alike, from where a
-            label that is hard to read may never be learned.
+        separation: How far apart labels are in the prior of the supervised code, which is then
+            fixed. 0: they start alike and the prior is learned, the paper's way; a label that is
+            hard to read is then forgotten before the encoder can tell it, and its code is used for
+            something else.
     """
 
     def __init__(
@@ -195,6 +197,8 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         self.code = PartitionedCode([latent], self.factors, supervised, "first_scale", dropout)
         if separation:
             self.code.separate((latent,), separation)
+            for head in self.code.heads.values():
+                head.prior.requires_grad_(False)
         start = torch.full((channels,), math.log(noise or 1.0))
         self.log_noise = nn.Parameter(start, requires_grad=noise is None)
         self.policy.bind(self.places)

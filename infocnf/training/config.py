@@ -118,7 +118,7 @@ class SeriesConfig(Section):
     max_steps: Positive = Field(4096, description="attempted steps until a series is given up")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the classifiers")
     separation: Weight = Field(
-        2.0, description="how far apart labels start in the supervised code; 0: all alike"
+        2.0, description="how far apart labels are in the fixed prior; 0: the prior is learned"
     )
     kl: Weight = Field(1.0, description="weight of the divergence of the unsupervised code")
     kl_supervised: Weight = Field(1.0, description="weight of that of the supervised code")
