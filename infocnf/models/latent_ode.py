@@ -56,21 +56,15 @@ class Posterior:
 
 
 class Timed(nn.Module):
-    """An autonomous field over a unit of time, in which each sample lives its own span.
+    """An autonomous field over a unit of time, in which each sample lives its own span."""
 
-    Arguments:
-        layers: The field of the state's last dimensions, from all of them.
-        constant: Number of first dimensions that do not change.
-    """
-
-    def __init__(self, layers: nn.Module, constant: int) -> None:
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
-        self.layers, self.constant = layers, constant
+        self.layers = layers
 
     def forward(self, t: Tensor, z: Tensor, span: Tensor) -> Tensor:
         """Slopes ``(batch, latent)``; ``span`` is ``(batch, 1)``."""
-        slopes = span * self.layers(z)
-        return nn.functional.pad(slopes, (self.constant, 0)) if self.constant else slopes
+        return span * self.layers(z)
 
 
 class LatentBlock(nn.Module):
@@ -78,7 +72,6 @@ class LatentBlock(nn.Module):
 
     Arguments:
         latent: Size of the state.
-        constant: Number of first dimensions that do not change.
         hidden: Widths of the field's hidden layers.
         method: Method of the solver.
         steps: Number of steps of a method without error estimate.
@@ -86,13 +79,7 @@ class LatentBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        latent: int,
-        constant: int,
-        hidden: Sequence[int],
-        method: str,
-        steps: int | None,
-        max_steps: int,
+        self, latent: int, hidden: Sequence[int], method: str, steps: int | None, max_steps: int
     ) -> None:
         super().__init__()
         check_steps(method, tableau(method).adaptive, steps)
@@ -100,8 +87,7 @@ class LatentBlock(nn.Module):
         layers: list[nn.Module] = []
         for i, o in pairwise(sizes):
             layers += [nn.Linear(i, o), nn.ELU()]
-        layers.append(nn.Linear(sizes[-1], latent - constant))
-        self.field = Timed(nn.Sequential(*layers), constant)
+        self.field = Timed(nn.Sequential(*layers, nn.Linear(sizes[-1], latent)))
         self.solver: dict[str, Any] = {"method": method, "steps": steps, "max_steps": max_steps}
         self.first_step: float | None = None  # that the next solve in training tries
 
@@ -171,8 +157,6 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             fixed. 0: they start alike and the prior is learned, the paper's way; a label that is
             hard to read is then forgotten before the encoder can tell it, and its code is used for
             something else.
-        constant: Whether the supervised code stays as it is along the path, as labels do; the field
-            of the others depends on it. Otherwise all of the state moves, as in the paper.
     """
 
     def __init__(
@@ -193,7 +177,6 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         tolerance: Tolerance = 1e-3,
         dropout: float = 0.0,
         separation: float = 0.0,
-        constant: bool = False,
     ) -> None:
         super().__init__()
         given = {
@@ -205,16 +188,13 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             raise ValueError(f"noise must be positive, or None to be learned, got {noise}")
         self.channels, self.latent, self.factors = channels, latent, check_factors(factors or {})
         self.policy, self._arguments = as_policy(tolerance), given
+        self.block = LatentBlock(latent, hidden, method, steps, max_steps)
         self.encoder = SeriesEncoder(channels, units, encoder)
         self.head = nn.Linear(units, 2 * latent)
         self.decoder = nn.Sequential(
             nn.Linear(latent, decoder), nn.ReLU(), nn.Linear(decoder, channels)
         )
         self.code = PartitionedCode([latent], self.factors, supervised, "first_scale", dropout)
-        still = self.code.sizes[0] if constant else 0
-        if still == latent:
-            raise ValueError("a state that is all constant does not move: lower supervised")
-        self.block = LatentBlock(latent, still, hidden, method, steps, max_steps)
         if separation:
             self.code.separate((latent,), separation)
             for head in self.code.heads.values():

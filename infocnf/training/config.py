@@ -120,9 +120,6 @@ class SeriesConfig(Section):
     separation: Weight = Field(
         2.0, description="how far apart labels are in the fixed prior; 0: the prior is learned"
     )
-    constant: bool = Field(
-        False, description="whether the supervised code stays as it is along the path"
-    )
     kl: Weight = Field(1.0, description="weight of the divergence of the unsupervised code")
     kl_supervised: Weight = Field(1.0, description="weight of that of the supervised code")
     beta: Weight = Field(1.0, description="weight of the cross-entropy of labels")
