@@ -105,6 +105,12 @@ def test_the_path_is_that_of_the_field_before_and_after() -> None:
         torch.testing.assert_close(found[:, i], model.decoder(state), rtol=0, atol=1e-7)
 
 
+def test_labels_that_are_kept_apart_have_a_fixed_prior() -> None:
+    model = make(separation=2.0, latent=8)
+    for head in model.code.heads.values():
+        assert not head.prior.weight.requires_grad and head.patterns.abs().max() == 2.0
+
+
 def test_gradients_reach_every_weight_and_are_finite_differences() -> None:
     model = make()
     x = series([6, 8])
