@@ -19,6 +19,7 @@ from infocnf.objectives import variational_objective
 from infocnf.objectives.variational import gaussian_kl, supervised_kl
 from infocnf.ode import solve
 from infocnf.ode.streams import combine_seeds
+from infocnf.tolerances import Learned
 
 FACTORS = {"amount": Real(2.0, 0.5), "way": Categorical(3, (0.2, 0.3, 0.5))}
 
@@ -133,6 +134,17 @@ def test_gradients_reach_every_weight_and_are_finite_differences() -> None:
             parameter += 1e-5 * direction
         found = (parameter.grad * direction).sum()
         torch.testing.assert_close(found, (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-6)
+
+
+def test_tolerances_of_series_are_learned() -> None:
+    model = make(tolerance=Learned(reward="error", every=1, samples=2)).train()
+    x = series([6, 8, 5])
+    y = {"amount": torch.tensor([1.0, 2.0, 1.5]), "way": torch.tensor([0, 2, 1])}
+    found = variational_objective(model, x, y, seeds=combine_seeds(0, torch.arange(3)))
+    assert found.sums["measured"] == 2.0 and 0 < found.sums["error"] < 0.1
+    found.total.backward()
+    for name, parameter in model.policy.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
 def test_a_known_noise_is_not_learned() -> None:

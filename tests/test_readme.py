@@ -36,7 +36,8 @@ def test_the_loop_of_a_page_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md", "docs/series.md"]
+    "page",
+    ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md", "docs/series.md"],
 )
 def test_the_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^    infocnf (.*)$", (README.parent / page).read_text(), re.MULTILINE)

@@ -151,7 +151,7 @@ def test_all_commands_on_arrays(
 def test_all_commands_on_a_table(table: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     own = ["data.series=who", "data.time=when", 'data.label=["kind", "weight"]']
-    own += ["series.encoder=ode_rnn", "training.epochs=1"]
+    own += ["series.encoder=ode_rnn", "training.epochs=1", "tolerance.name=learned"]
     settings = [*SETTINGS, *(part for setting in own for part in ("--set", setting))]
     assert command(["train", "series", "--data", str(table), *settings, "--out", str(folder)]) == 0
     assert command(["evaluate", str(folder)]) == 0

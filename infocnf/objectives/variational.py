@@ -12,6 +12,7 @@ over the labels that the classifier believes in, :math:`q(y \mid x)`, and :math:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,10 +26,15 @@ from infocnf.flows.bijection import FlowStats
 from infocnf.models.codes import FactorHead
 from infocnf.models.factors import Categorical
 from infocnf.models.latent_ode import LatentODE, Posterior
+from infocnf.objectives.measuring import Measurement
+from infocnf.objectives.reinforce import teach
+from infocnf.ode import SolveError
 from infocnf.ode.streams import NOISE, draw_normal
+from infocnf.tolerances import Learned
 
 __all__ = ["Variational", "gaussian_kl", "supervised_kl", "variational_objective"]
 
+log = logging.getLogger("infocnf")
 NODES = 32  # of the quadrature over a real label that is not known
 
 
@@ -44,6 +50,8 @@ class Variational:
         cross_entropy: Of the labels, summed over factors.
         answers: Outputs of the classifiers by factor.
         stats: What the solves took.
+        surrogate: What gates of learned tolerances learn from; see :class:`Objective`.
+        sums: What the tolerance policy wants to be told of, summed over series.
     """
 
     losses: Tensor
@@ -53,6 +61,7 @@ class Variational:
     cross_entropy: Tensor
     answers: dict[str, Tensor]
     stats: FlowStats
+    surrogate: Tensor | None = None
     sums: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -68,8 +77,9 @@ class Variational:
 
     @property
     def total(self) -> Tensor:
-        """What is differentiated: the sum over series."""
-        return self.losses.sum()
+        """What is differentiated: the sum over series, with what gates learn."""
+        total = self.losses.sum()
+        return total if self.surrogate is None else total + self.surrogate
 
 
 def gaussian_kl(
@@ -160,26 +170,74 @@ def variational_objective(
         seeds=seeds,
     )
 
-    rest = torch.where(there, series[..., 1:] - found, 0.0)
     count = there.sum((1, 2)).clamp(min=1)
-    log_noise = model.log_noise
-    standard = rest * (-log_noise).exp()
-    constant = (there * (log_noise + (0.5 * math.log(2.0 * math.pi) + log_scale))).sum((1, 2))
-    nll = 0.5 * standard.square().sum((1, 2)) + constant
+    rest, nll = reconstruction(model, series, found, log_scale)
     kl_u, kl_y, answers = divergences(model, posterior, z, labels)
     cross_entropy = torch.zeros_like(nll)
     for name, label in labels.items():
         cross_entropy = cross_entropy + model.factors[name].loss(answers[name], label)
-    losses = nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy
+    losses = (nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy) / count
+
+    lesson, sums = None, {}
+    if model.training and tolerance is None and torch.is_grad_enabled():
+        at = times[0] if common else times
+        due = model.policy.due
+        measurement = measure_error(model, series, z, at, found) if due else None
+        sums = measurement.sums() if measurement is not None else {}
+        if isinstance(model.policy, Learned):
+            lesson = teach(model.policy, stats, losses, measurement)
+        if lesson is not None:
+            sums.update(lesson.sums)
 
     return Variational(
-        losses=losses / count,
+        losses=losses,
         elbo=-(nll + kl_u + kl_y).detach(),
         mse=(rest.square().sum((1, 2)) / count).detach(),
         kl=(kl_u + kl_y).detach(),
         cross_entropy=cross_entropy.detach(),
         answers=answers,
         stats=stats,
+        surrogate=None if lesson is None else lesson.surrogate,
+        sums=sums,
+    )
+
+
+def reconstruction(
+    model: LatentODE, series: Tensor, found: Tensor, log_scale: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Differences ``(batch, rows, channels)`` between observations and values, zero where there is
+    no observation, and their negative log-density in nats ``(batch,)``.
+    """
+    there = series[..., 1:].isfinite()
+    rest = torch.where(there, series[..., 1:] - found, 0.0)
+    log_noise = model.log_noise
+    constant = (there * (log_noise + (0.5 * math.log(2.0 * math.pi) + log_scale))).sum((1, 2))
+    return rest, 0.5 * (rest * (-log_noise).exp()).square().sum((1, 2)) + constant
+
+
+@torch.no_grad()
+def measure_error(
+    model: LatentODE, series: Tensor, z: Tensor, times: Tensor, values: Tensor
+) -> Measurement | None:
+    """Errors of log p(x | z) for each observed value, in bits, of the first series of a batch,
+    whose values the policy's tolerance gave: a tighter solve of the same states tells. None, with a
+    warning, where it fails.
+    """
+    survey = model.policy.survey
+    assert survey is not None
+    few = slice(0, survey.samples)
+    mine = times if times.ndim == 1 else times[few]
+    start = model.code.merge(*model.split(z[few]))
+    try:
+        found, stats = model.decode(start, mine, tolerance=survey.reference)
+    except SolveError as error:
+        log.warning("errors of log p could not be measured: %s", error)
+        return None
+    count = series[few, :, 1:].isfinite().sum((1, 2)).clamp(min=1)
+    exact, loose = (reconstruction(model, series[few], v, 0.0)[1] for v in (found, values[few]))
+    return Measurement(
+        errors=(exact - loose).abs() / (count * math.log(2.0)),
+        evaluations=float(stats.forward.double().mean()),
     )
 
 

@@ -261,7 +261,7 @@ class FlowModule(LightningModule):
         if gates:
             sums.add({**gates, "learning": sums.examples})
         figures = {name: value for name, value in sums.means().items() if value is not None}
-        if self.stage.name == "likelihood":
+        if self.stage.name != "matching":
             self.model.policy.end_step(figures)
         if self.average is not None:
             self.average.update_parameters(self.model)
