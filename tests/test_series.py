@@ -17,7 +17,7 @@ from infocnf.cli.app import run as command
 from infocnf.data import load_data
 from infocnf.data.spirals import curve, draw
 from infocnf.errors import InputError
-from infocnf.evaluation.trajectories import evaluate_series
+from infocnf.evaluation.trajectories import evaluate_series, root
 from infocnf.training import Run
 from tests.runs import last, rows, same_state
 from tests.test_command import start, wait_for
@@ -232,7 +232,10 @@ def test_the_vowels_are_read(tmp_path: Path) -> None:
         ({"x": np.full((4, 3, 1), np.nan)}, "has no value"),
         ({"x": np.zeros((4, 3))}, "must be"),
         ({"x": np.full((4, 3, 1), np.inf)}, "infinite"),
-        ({"y": np.array([0, 1])}, "2 labels for 4 series"),
+        ({"y": np.array([0, 1])}, "2 labels 'label' for 4 series"),
+        ({"y": np.array(1)}, "1 labels 'label' for 4 series"),
+        ({"times": np.arange(5.0)}, r"times \(series, rows\), got"),
+        ({"y_nfe": np.array([0, 1, 0, 1])}, "cannot be called 'nfe'"),
     ],
 )
 def test_series_that_cannot_be_used_are_refused(
@@ -242,6 +245,82 @@ def test_series_that_cannot_be_used_are_refused(
     np.savez(tmp_path / "bad.npz", **{**good, **change})
     with pytest.raises(InputError, match=message):
         load_data(path=tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "settings", "message"),
+    [
+        ("w3,", ",", {}, "row 4 has nothing in column 'who'"),
+        ("w3,3.0", "w3,", {}, "row 4 has nothing in column 'when'"),
+        ("sad", "", {}, "row 1 has no label in column 'kind'"),
+        ("", "", {"real": ["kind"]}, "holds words, which are not amounts"),
+        ("", "", {"real": ["nosuch"]}, "not in data.label"),
+        ("kind", "nfe", {"label": ["nfe"]}, "cannot be called 'nfe'"),
+        ("when", "Unnamed: 0", {"time": "Unnamed: 0"}, "without a name"),
+        ("w0,0.5,1.0,sad", "w0,0.5,1.0,slow", {}, "changes within series 'w0'"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(
+    old: str, new: str, settings: dict[str, list[str] | str], message: str, tmp_path: Path
+) -> None:
+    rows = ["who,when,value,kind", "w0,0.0,1.0,sad", "w0,0.5,1.0,sad", "w1,0.0,2.0,slow"]
+    rows += ["w3,3.0,1.0,slow", "w1,1.0,2.5,slow", "w3,4.0,0.0,slow"]
+    text = "\n".join(rows) + "\n"
+    path = tmp_path / "bad.csv"
+    path.write_text(text.replace(old, new, 1) if old else text)
+    given = {"series": "who", "time": "when", "label": ["kind"], **settings}
+    with pytest.raises(InputError, match=message):
+        load_data(path=path, **given)  # type: ignore[arg-type]
+
+
+def test_labels_of_arrays_are_chosen(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(40, 3, 1)), "times": np.arange(3)}
+    arrays |= {"y_kind": np.array(["a", "b"] * 20), "y_age": np.arange(40)}
+    path = tmp_path / "two.npz"
+    np.savez(path, **arrays)
+    both = load_data(path=path, label="label", real=["age"]).raw
+    assert set(both.labels) == {"kind", "age"} and set(both.classes) == {"kind"}
+    assert set(load_data(path=path, label=["kind"]).raw.labels) == {"kind"}
+    assert load_data(path=path, label=[]).raw.labels == {}
+    with pytest.raises(InputError, match="has no label 'sort'"):
+        load_data(path=path, label=["sort"])
+
+
+def test_standard_errors_are_those_of_repetitions() -> None:
+    """Series of different difficulty, several draws each."""
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(200):
+        scale = 0.5 + torch.rand(300, 1, generator=draw, dtype=torch.float64)
+        rest = scale * torch.randn(300, 8, generator=draw, dtype=torch.float64)
+        sums = torch.stack([rest.square().sum(1), torch.full((300,), 8.0).double()], 1)
+        found.append(root(sums))
+    values = torch.tensor([value for value, _ in found])
+    errors = torch.tensor([error for _, error in found])
+    assert float(errors.mean() / values.std()) == pytest.approx(1.0, abs=0.2)
+    assert root(torch.tensor([[4.0, 1.0]])) == (2.0, None)
+
+
+def test_one_strange_series_does_not_spoil_the_others(
+    trained: Path, arrays: Path, tmp_path: Path
+) -> None:
+    whole = dict(np.load(arrays))
+    few = {"x": whole["x"][:3], "times": whole["times"][:3].copy(), "y": np.array(["slow"] * 3)}
+    np.savez(tmp_path / "few.npz", **few)
+    assert (
+        command(["predict", str(trained), str(tmp_path / "few.npz"), "-o", str(tmp_path / "a.csv")])
+        == 0
+    )
+    few["times"][1, 1:6] = 1e12 * np.arange(1, 6)
+    few["times"][1, 6:] = np.nan
+    np.savez(tmp_path / "strange.npz", **few)
+    out = tmp_path / "b.csv"
+    assert command(["predict", str(trained), str(tmp_path / "strange.npz"), "-o", str(out)]) == 0
+    one, two = (list(csv.DictReader((tmp_path / f"{n}.csv").open())) for n in "ab")
+    found = [[float(line["log_likelihood"]) for line in lines] for lines in (one, two)]
+    assert found[0][::2] == pytest.approx(found[1][::2], rel=1e-5)
+    assert found[0][1] != found[1][1]
 
 
 def test_recipes_and_data_must_fit(

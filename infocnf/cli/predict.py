@@ -31,8 +31,8 @@ def predict(
 ) -> None:
     """Predict labels of new images, rows or series: class, probabilities, log-likelihood, NFE.
 
-    The log-likelihood is log p(x) in nats, averaged over the labels. Images of 256 grey levels are
-    brought to those of the model.
+    The log-likelihood is log p(x) in nats, averaged over the labels; of series a lower bound.
+    Images of 256 grey levels are brought to those of the model.
     """
     check_output(out, overwrite)
     check_solving(tolerance, batch_size)

@@ -25,6 +25,8 @@ def evaluate_run(
     run: Run, part: str, tolerance: float | None, batch_size: int | None, limit: int | None
 ) -> None:
     """Fit, extrapolation and labels of a part; writes ``evaluation.json``."""
+    import torch
+
     from infocnf.cli.progress import console, counting
     from infocnf.evaluation.trajectories import evaluate_series
     from infocnf.files import write_json
@@ -32,7 +34,8 @@ def evaluate_run(
     config, model, data = run.config, run.latent_ode(), run.data()
     x, labels = data.examples(part)
     truth = data.truth(part)
-    most = slice(0, limit or config.evaluation.limit or len(x))
+    number = min(limit or config.evaluation.limit or len(x), len(x))
+    most = torch.linspace(0, len(x) - 1, number, dtype=torch.float64).long()
     with counting("evaluating", len(x[most])) as progress:
         found = evaluate_series(
             model,
@@ -63,7 +66,8 @@ def table(found: dict[str, Any]) -> str:
     ):
         if found[key] is not None:
             error = found["standard_error"][key]
-            lines.append(f"rmse {what:<19} {found[key]:.4f} (+- {error:.4f}), against {against}")
+            spread = "" if error is None else f" (+- {error:.4f})"
+            lines.append(f"rmse {what:<19} {found[key]:.4f}{spread}, against {against}")
     lines.append(f"ELBO                     {found['elbo']:.2f} nats per series")
     if found["error_percent"] is not None:
         lines.append(f"error                    {found['error_percent']:.2f} %")
@@ -87,6 +91,9 @@ def sample_run(
     seed: int,
 ) -> None:
     """Draw series without noise, over the time of a typical one, as a picture or a table."""
+    import csv
+    import io
+
     import numpy as np
     import torch
 
@@ -104,9 +111,7 @@ def sample_run(
     if name is not None:
         turn = torch.arange(number) % len(classes)
         labels = {name: turn if chosen is None else torch.full((number,), chosen)}
-    x, _ = run.data().examples("train")
-    span = float((x[..., 0].nan_to_num(nan=-torch.inf).amax(1) - x[:, 0, 0]).double().median())
-    times = torch.linspace(0.0, span, 100, dtype=torch.float64)
+    times = torch.linspace(0.0, float(run.facts["span"]), 100, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     found = model.sample(
         number, times / preparation.scale[0], labels, temperature, generator=generator
@@ -118,56 +123,73 @@ def sample_run(
     if path.suffix == ".png":
         content = draw_drawn(times.numpy(), values, words, columns)
     elif path.suffix == ".npz":
-        import io
-
         buffer = io.BytesIO()
         named = {"y": np.array(words)} if words else {}
         np.savez_compressed(buffer, x=values, times=times.numpy(), **named)  # type: ignore[arg-type]
         content = buffer.getvalue()
     else:
-        header = ["series", *columns, *([name] if words and name else [])]
-        lines = [",".join(header)]
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        own = run.config.data.series or "series"
+        lines.writerow([own, *columns, *([name] if words else [])])
         for i, series in enumerate(values):
-            tail = [words[i]] if words else []
             for t, row in zip(times.tolist(), series, strict=True):
-                lines.append(",".join([str(i), f"{t:.9g}", *(f"{v:.9g}" for v in row), *tail]))
-        content = ("\n".join(lines) + "\n").encode()
+                numbers = [f"{value:.9g}" for value in (t, *row)]
+                lines.writerow([i, *numbers, *words[i : i + 1]])
+        content = text.getvalue().encode()
     write(path, content)
     console.print(f"written: {path}")
 
 
 def predict_run(run: Run, source: Path, tolerance: float | None, batch_size: int | None) -> Any:  # noqa: ANN401
-    """Columns of predictions for new series: labels, and a lower bound of log p(x)."""
+    """Columns of predictions for new series: labels, and a lower bound of log p(x), averaged over
+    draws of the hidden state.
+    """
     import torch
 
     from infocnf.data.series import read_new_series
     from infocnf.evaluation.predictions import answer_columns
     from infocnf.objectives import variational_objective
+    from infocnf.ode import SolveError
+    from infocnf.ode.streams import combine_seeds, sample_seeds
 
     config, model, preparation = run.config, run.latent_ode(), run.preparation
     own = config.data
     labels = [own.label] if isinstance(own.label, str) else own.label
     names, raw = read_new_series(source, run.facts["columns"], own.series, own.time, labels)
-    columns: dict[str, list[object]] = {"example": list(names)}
-    elbo, evaluations = [], []
+    size, draws = batch_size or config.evaluation.batch_size, config.series.draws
+    elbo = torch.full((len(raw),), torch.nan, dtype=torch.float64)
+    evaluations = torch.zeros(len(raw), dtype=torch.int64)
     answers: dict[str, list[torch.Tensor]] = {name: [] for name in model.code.heads}
-    size = batch_size or config.evaluation.batch_size
     with torch.no_grad():
         for begin in range(0, len(raw), size):
             series = preparation(torch.from_numpy(raw[begin : begin + size]), model.dtype)
             for name, answer in (model.answers(series) if answers else {}).items():
                 answers[name].append(answer)
-            found = variational_objective(
-                model,
-                series,
-                log_scale=preparation.log_scales.to(series),
-                tolerance=tolerance or config.evaluation.tolerance,
-            )
-            elbo.append(found.elbo)
-            evaluations.append(found.stats.forward.expand(len(series)))
+            kept = torch.arange(len(series))
+            while len(kept):  # a series that cannot be solved has no bound
+                seeds = sample_seeds(series[kept].nan_to_num())
+                try:
+                    found = [
+                        variational_objective(
+                            model,
+                            series[kept],
+                            log_scale=preparation.log_scales.to(series),
+                            tolerance=tolerance or config.evaluation.tolerance,
+                            seeds=combine_seeds(draw, seeds),
+                        )
+                        for draw in range(draws)
+                    ]
+                except SolveError as error:
+                    kept = kept[error.solution.done]
+                    continue
+                elbo[begin + kept] = torch.stack([f.elbo.double() for f in found]).mean(0)
+                evaluations[begin + kept] = torch.stack([f.stats.forward for f in found]).sum(0)
+                break
+    columns: dict[str, list[object]] = {"example": list(names)}
     for name, parts in answers.items():
         known = run.facts["classes"].get(name, [])
         columns.update(answer_columns(model, name, torch.cat(parts), known))
-    columns["log_likelihood"] = torch.cat(elbo).double().tolist()
-    columns["nfe"] = torch.cat(evaluations).tolist()
+    columns["log_likelihood"] = elbo.tolist()
+    columns["nfe"] = evaluations.tolist()
     return columns

@@ -248,7 +248,7 @@ def open_path(
         names = [label] if isinstance(label, str) else list(label or [])
         return series.read_series_table(path, series_column, time, names, real)
     if series.is_series_file(path):
-        return series.read_series_npz(path)
+        return series.read_series_npz(path, label, real)
     if path.suffix.lower() == ".npz":
         return images.read_npz(path, levels)
     if path.suffix.lower() in TABLES:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infocnf.data.dataset import Raw
 from infocnf.data.images import classes_of, load_npz, sources_of
-from infocnf.data.tables import TABLES, plain, read_frame
+from infocnf.data.tables import TABLES, check_labels, check_names, labels_of, read_frame
 from infocnf.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "is_series_file",
@@ -67,35 +70,64 @@ def assemble(times: np.ndarray, values: np.ndarray, place: str) -> np.ndarray:
     return np.concatenate([times[..., None], values], -1)
 
 
-def read_series_npz(path: Path) -> Raw:
-    """``x`` ``(series, rows, channels)``, ``times`` ``(rows,)`` or ``(series, rows)`` with NaN
-    after the end of a series, and labels ``y`` or ``y_NAME``.
+def assemble_arrays(path: Path, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Series of the arrays ``x`` ``(series, rows, channels)`` and ``times`` ``(rows,)`` or
+    ``(series, rows)``, NaN after the end of a series.
     """
-    arrays = load_npz(path)
     missing = [key for key in ("x", "times") if key not in arrays]
     if missing:
         raise InputError(f"{path} has no array {missing[0]} (it has {', '.join(arrays) or 'none'})")
     x, times = arrays["x"], arrays["times"]
     if x.ndim != 3:
         raise InputError(f"{path}: x must be (series, rows, channels), got {x.shape}")
-    series = assemble(
-        np.broadcast_to(times, x.shape[:2]) if times.ndim == 1 else times, x, str(path)
-    )
+    if times.shape == x.shape[1:2]:
+        times = np.broadcast_to(times, x.shape[:2])
+    return assemble(times, x, str(path))
+
+
+def read_series_npz(
+    path: Path, label: str | list[str] | None = "label", real: Sequence[str] = ()
+) -> Raw:
+    """Series of :func:`assemble_arrays` with labels ``y`` or ``y_NAME``.
+
+    Arguments:
+        path: The file.
+        label: Names of the labels to learn; all that there are for ``label``, none for nothing.
+        real: Those of them that are amounts, not classes.
+    """
+    arrays = load_npz(path)
+    x = assemble_arrays(path, arrays)
+    there = {
+        "label" if key == "y" else key.removeprefix("y_"): values
+        for key, values in arrays.items()
+        if key == "y" or key.startswith("y_")
+    }
+    names = [label] if isinstance(label, str) else list(label or [])
+    wanted = list(there) if names == ["label"] else names
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise InputError(
+            f"{path} has no label {missing[0]!r}: it has {', '.join(there) or 'none'}; a label is "
+            "an array y or y_NAME (set data.label)"
+        )
+    check_names(path, wanted, real)
     labels, classes = {}, {}
-    for key, values in arrays.items():
-        if key == "y" or key.startswith("y_"):
-            name = key.removeprefix("y_") if key != "y" else "label"
-            if len(values) != len(x):
-                raise InputError(f"{path}: {key} has {len(values)} labels for {len(x)} series")
-            labels[name], found = classes_of(values, f"{path}, {key}")
-            if found:
-                classes[name] = found["label"]
-    columns = ("time", *(f"x{i}" for i in range(x.shape[2])))
-    return Raw(series, labels, classes, columns=columns, sources=sources_of([path]))
+    for name in wanted:
+        values = there[name]
+        if values.shape != x.shape[:1]:
+            raise InputError(f"{path}: {values.size} labels {name!r} for {len(x)} series")
+        if name in real and values.dtype.kind not in "biuf":
+            raise InputError(f"{path}: labels {name!r} are words, which are not amounts")
+        values = values.astype(np.float64) if name in real else values
+        labels[name], found = classes_of(values, f"{path}, {name}")
+        if found:
+            classes[name] = found["label"]
+    columns = ("time", *(f"x{i}" for i in range(x.shape[2] - 1)))
+    return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 
 def read_series_table(
-    path: Path, series: str, time: str, label: Sequence[str], real: Sequence[str] = ()
+    path: Path, series: str, time: str, label: list[str], real: Sequence[str] = ()
 ) -> Raw:
     """A long table: which series, which time, values, and labels that are the same throughout a
     series.
@@ -107,37 +139,33 @@ def read_series_table(
         label: Columns of labels.
         real: Those of them that are amounts, not classes.
     """
-    names, x, frame = long_table(path, series, time, label)
+    frame = read_frame(path)
+    check_labels(path, frame, label, real)
+    columns, x = long_table(path, frame, series, time, label)
     groups = frame.groupby(series, sort=False)
-    labels, classes = {}, {}
     for name in label:
-        if (groups[name].nunique(dropna=False) > 1).any():
-            bad = groups[name].nunique(dropna=False).idxmax()
+        kinds = groups[name].nunique()
+        if (kinds > 1).any():
+            bad = kinds.idxmax()
             raise InputError(
                 f"{path}: {name!r} changes within series {bad!r}: it is no label of it"
             )
-        column = groups[name].first()
-        column = column.astype(float) if name in real else column
-        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
-        if found:
-            classes[name] = found["label"]
-    return Raw(x, labels, classes, columns=names, sources=sources_of([path]))
+    labels, classes = labels_of(path, {name: groups[name].first() for name in label}, real)
+    return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 
 def long_table(
-    path: Path, series: str, time: str, label: Sequence[str]
-) -> tuple[tuple[str, ...], np.ndarray, Any]:
-    """Names of time and values, the series, and the table itself."""
-    frame = read_frame(path)
-    for name, key in (
-        (series, "data.series"),
-        (time, "data.time"),
-        *((n, "data.label") for n in label),
-    ):
+    path: Path, frame: pd.DataFrame, series: str, time: str, label: Sequence[str]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of time and values, and the series in the order in which the table has them."""
+    for name, key in ((series, "data.series"), (time, "data.time")):
         if name not in frame.columns:
             raise InputError(
                 f"{path} has no column {name!r}: it has {', '.join(frame.columns)} (set {key})"
             )
+        if frame[name].isna().any():
+            row = int(frame[name].isna().to_numpy().argmax()) + 1
+            raise InputError(f"{path}: row {row} has nothing in column {name!r}: remove the row")
     values = [name for name in frame.columns if name not in (series, time, *label)]
     words = [name for name in (time, *values) if frame[name].dtype.kind not in "biuf"]
     if words or not values:
@@ -148,7 +176,7 @@ def long_table(
     whole = np.full((len(groups), rows, 1 + len(values)), np.nan)
     for i, group in enumerate(groups):
         whole[i, : len(group)] = group[[time, *values]].to_numpy(np.float64)
-    return (time, *values), assemble(whole[..., 0], whole[..., 1:], str(path)), frame
+    return (time, *values), assemble(whole[..., 0], whole[..., 1:], str(path))
 
 
 def read_japanese_vowels(folder: Path) -> Raw:
@@ -191,7 +219,7 @@ def read_new_series(
     if not path.exists():
         raise InputError(f"{path} does not exist")
     if path.suffix.lower() == ".npz":
-        x = read_series_npz(path).x
+        x = assemble_arrays(path, load_npz(path))
         if x.shape[2] != len(columns):
             raise InputError(
                 f"{path} has {x.shape[2] - 1} channels, the model reads {len(columns) - 1}"
@@ -201,8 +229,9 @@ def read_new_series(
         raise InputError(f"{path} is of no known kind: give series as .npz, .csv or .parquet")
     if series is None:
         raise InputError(f"{path}: the model was trained on .npz series: give new ones as .npz")
-    there = [name for name in label if name in read_frame(path).columns]
-    found, x, frame = long_table(path, series, time, there)
+    frame = read_frame(path)
+    there = [name for name in label if name in frame.columns]
+    found, x = long_table(path, frame, series, time, there)
     missing = [name for name in columns if name not in found]
     if missing:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from infocnf.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TABLES", "read_frame", "read_table"]
+__all__ = ["TABLES", "check_labels", "check_names", "labels_of", "read_frame", "read_table"]
 
 TABLES = (".csv", ".tsv", ".parquet")
 RESERVED = ("example", "log_likelihood", "nfe")  # columns of predictions
@@ -71,33 +71,8 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     """
     frame = read_frame(path)
     names = [label] if isinstance(label, str) else list(label or [])
-    unnamed = [name for name in frame.columns if not name or name.startswith("Unnamed:")]
-    if unnamed:
-        raise InputError(
-            f"{path} has a column without a name (row numbers?): remove it, or give it a name"
-        )
-    for name in names:
-        if name not in frame.columns:
-            near = get_close_matches(name, map(str, frame.columns), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
-            raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
-    unknown = [name for name in real if name not in names]
-    if unknown:
-        raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
-    taken = [name for name in names if name in RESERVED]
-    if taken:
-        raise InputError(f"{path}: a label cannot be called {taken[0]!r}: rename the column")
-    labels, classes = {}, {}
-    for name in names:
-        if frame[name].isna().any():
-            row = int(frame[name].isna().to_numpy().argmax()) + 1
-            raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
-        if name in real and frame[name].dtype.kind not in "biuf":
-            raise InputError(f"{path}: column {name!r} holds words, which are not amounts")
-        column = frame[name].astype(float) if name in real else frame[name]
-        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
-        if found:
-            classes[name] = found["label"]
+    check_labels(path, frame, names, real)
+    labels, classes = labels_of(path, {name: frame[name] for name in names}, real)
 
     features = frame.drop(columns=names)
     words = [name for name in features if features[name].dtype.kind not in "biuf"]
@@ -111,6 +86,50 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     columns = tuple(features.columns)
     x = finite(features.to_numpy(np.float64), str(path), columns)
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
+
+
+def check_labels(path: Path, frame: pd.DataFrame, names: list[str], real: Sequence[str]) -> None:
+    """Refuse labels that are not there, not whole, or have no use, and columns without a name."""
+    unnamed = [name for name in frame.columns if not name or name.startswith("Unnamed:")]
+    if unnamed:
+        raise InputError(
+            f"{path} has a column without a name (row numbers?): remove it, or give it a name"
+        )
+    for name in names:
+        if name not in frame.columns:
+            near = get_close_matches(name, map(str, frame.columns), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
+            raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
+    check_names(path, names, real)
+    for name in names:
+        if frame[name].isna().any():
+            row = int(frame[name].isna().to_numpy().argmax()) + 1
+            raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
+        if name in real and frame[name].dtype.kind not in "biuf":
+            raise InputError(f"{path}: column {name!r} holds words, which are not amounts")
+
+
+def check_names(path: Path, names: list[str], real: Sequence[str]) -> None:
+    """Refuse amounts that are no labels, and names that predictions use themselves."""
+    unknown = [name for name in real if name not in names]
+    if unknown:
+        raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
+    taken = [name for name in names if name in RESERVED]
+    if taken:
+        raise InputError(f"{path}: a label cannot be called {taken[0]!r}: rename the column")
+
+
+def labels_of(
+    path: Path, columns: Mapping[str, pd.Series], real: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
+    """Labels by name, as numbers, and the names of the classes of those that have classes."""
+    labels, classes = {}, {}
+    for name, values in columns.items():
+        column = values.astype(float) if name in real else values
+        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
+        if found:
+            classes[name] = found["label"]
+    return labels, classes
 
 
 def plain(column: pd.Series) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from infocnf.models import InfoCNF
+from infocnf.models import InfoCNF, LatentODE
 from infocnf.tolerances import Choice, Place, Policy
 
 __all__ = ["LARGEST_ERROR", "Tighter", "more_steps"]
@@ -25,9 +25,10 @@ LARGEST_ERROR = 1e-3  # bits per dimension up to which a likelihood is reported 
 
 
 @contextmanager
-def more_steps(model: InfoCNF) -> Iterator[None]:
+def more_steps(model: InfoCNF | LatentODE) -> Iterator[None]:
     """Twice as many steps where their number is given, for a while."""
-    given = [block for block in model.flow.blocks if block.solver["steps"] is not None]
+    blocks: Sequence[Any] = model.blocks
+    given = [block for block in blocks if block.solver["steps"] is not None]
     for block in given:
         block.solver["steps"] *= 2
     try:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
+from infocnf.evaluation.certificate import more_steps
 from infocnf.evaluation.density import judge, mean_of
 from infocnf.models import LatentODE, Real
 from infocnf.objectives import variational_objective
@@ -56,7 +57,7 @@ class SeriesEvaluation:
     rmse_after: float | None
     rmse_before: float | None
     rmse_mean_state: dict[str, float]
-    standard_error: dict[str, float]
+    standard_error: dict[str, float | None]
     truth: bool
     elbo: float
     error_percent: float | None
@@ -100,7 +101,7 @@ def evaluate_series(
     """
     started = perf_counter()
     model.eval()
-    squares: dict[str, list[Tensor]] = {}
+    squares: dict[str, list[Tensor]] = {}  # sums and counts of each series, batch by batch
     elbo, evaluations, change = [], [], []
     answers: dict[str, list[Tensor]] = {name: [] for name in model.code.heads}
     for begin in range(0, len(x), batch_size):
@@ -128,8 +129,12 @@ def evaluate_series(
             for name, chosen in where.items():
                 chosen = chosen.unsqueeze(2) & rest.isfinite()
                 key = f"{name} mean" if draw < 0 else name
-                each = rest.where(chosen, 0.0).sum((1, 2)), chosen.sum((1, 2))
-                squares.setdefault(key, []).append(torch.stack([*each], 1))
+                sums = torch.stack([rest.where(chosen, 0.0).sum((1, 2)), chosen.sum((1, 2))], 1)
+                pieces = squares.setdefault(key, [])
+                if draw > 0:
+                    pieces[-1] = pieces[-1] + sums
+                else:
+                    pieces.append(sums)
         objective = variational_objective(
             model,
             series,
@@ -142,9 +147,9 @@ def evaluate_series(
         evaluations.append(objective.stats.forward.double().expand(len(series)))
         window = series[..., 0]
         start = model.code.merge(*model.split(posterior.mean))
-        one, two = (
-            model.decode(start, window, tolerance=t)[0] for t in (tolerance, tolerance / 10)
-        )
+        one, _ = model.decode(start, window, tolerance=tolerance)
+        with more_steps(model):
+            two, _ = model.decode(start, window, tolerance=tolerance / 10.0)
         change.append(
             (preparation.restore(one) - preparation.restore(two)).square().nanmean((1, 2))
         )
@@ -157,7 +162,7 @@ def evaluate_series(
         total = torch.cat(pieces)
         if total[:, 1].sum() == 0:
             continue
-        figures[name], errors[name] = root(total, len(x))
+        figures[name], errors[name] = root(total)
     factors, confusion = judge(model, {n: torch.cat(a) for n, a in answers.items()}, labels)
     for name, factor in model.factors.items():
         if isinstance(factor, Real) and name in factors:
@@ -185,11 +190,13 @@ def evaluate_series(
     )
 
 
-def root(sums: Tensor, series: int) -> tuple[float, float]:
-    """Root of the mean square, and its standard error over series, of sums and counts ``(draws x
-    series, 2)``: all draws of a batch of series follow each other.
+def root(sums: Tensor) -> tuple[float, float | None]:
+    """Root of the mean square, and its standard error over series, of sums and counts ``(series,
+    2)``; None for a single series.
     """
-    total, count = sums.double().sum(0).tolist()
-    value = (total / count) ** 0.5
-    spread = float((sums[:, 0] / sums[:, 1].clamp(min=1)).double().std()) / series**0.5
-    return value, spread / (2.0 * value) if value else 0.0
+    squares, counts = sums.double()[sums[:, 1] > 0].unbind(1)
+    mean, count = float(squares.sum() / counts.sum()), len(squares)
+    if count < 2 or not mean:
+        return mean**0.5, None
+    rest = (squares - mean * counts) / counts.mean()
+    return mean**0.5, float(rest.std()) / count**0.5 / (2.0 * mean**0.5)

@@ -44,7 +44,8 @@ class Variational:
 
     Arguments:
         losses: What is minimised.
-        elbo: Lower bound of log p(x | y) in nats: the objective with weights 1, without labels.
+        elbo: Lower bound of log p(x | y) in nats, in expectation over draws: the objective with
+            weights 1, without labels.
         mse: Mean squared difference between observations and reconstruction.
         kl: Both divergences, in nats.
         cross_entropy: Of the labels, summed over factors.
@@ -149,7 +150,8 @@ def variational_objective(
         beta: Weight of the cross-entropy of labels.
         log_scale: Logarithms of the factors by which values of each channel were shrunk.
         tolerance: Tolerance of the solves; that of the model's policy when None.
-        seeds: Seeds of each series' draw ``(batch,)``; the mean of the state where None.
+        seeds: Seeds of each series' draw ``(batch,)``. Where None the mean of the state is taken,
+            which is no draw: what follows is then no bound.
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels = model.labels(y, len(series))

@@ -272,6 +272,10 @@ def describe(run: Run, config: Config, data: Dataset) -> None:
             "series": preparation.series,
         },
     }
+    if preparation.series:
+        times, _ = data.examples("train")
+        ends = times[..., 0].double().nan_to_num(nan=-torch.inf).amax(1)
+        facts["span"] = float((ends - times[:, 0, 0]).median())
     content = io.BytesIO()
     np.savez_compressed(content, **data.parts)  # type: ignore[arg-type]
     write(run.folder / "splits.npz", content.getvalue())
