@@ -219,7 +219,7 @@ def test_the_vowels_are_read(tmp_path: Path) -> None:
     data = load_data("japanese_vowels", directory=tmp_path, validation=9)
     assert len(data.parts["test"]) == 18 and data.shape == (29, 13)
     assert data.raw.classes["speaker"] == tuple("123456789")
-    with pytest.raises(InputError, match="not here yet"):
+    with pytest.raises(InputError, match="point --data-dir"):
         load_data("japanese_vowels")
 
 

@@ -20,7 +20,8 @@ def show() -> None:
     from infocnf.data.catalogue import CATALOGUE, is_ready
 
     for name, entry in CATALOGUE.items():
-        state = "ready" if is_ready(name) else f"infocnf data fetch {name}"
+        state = f"infocnf data fetch {name}" if entry.files else f"--data-dir with {name}.npz"
+        state = "ready" if is_ready(name) else state
         note = f" ({entry.note})" if entry.note else ""
         print(f"{name:<16} {entry.title}{note}: {state}")
     print(f"{'your own':<16} infocnf train --data PATH: class folders, .npz, .csv, .parquet")

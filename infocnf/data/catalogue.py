@@ -194,6 +194,8 @@ def open_entry(name: str, folder: Path | None = None) -> Raw:
         return entry.make()
     assert entry.read is not None
     if folder is None:
+        if not entry.files:
+            raise InputError(f"{name} is not here: point --data-dir at a folder with {name}.npz")
         if not is_ready(name):
             raise InputError(
                 f"{name} is not here yet: run 'infocnf data fetch {name}', "
