@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ from infocnf.flows.bijection import FlowStats
 from infocnf.models import InfoCNF
 from infocnf.objectives.measuring import measure
 from infocnf.objectives.regularisers import path_penalty
-from infocnf.objectives.reinforce import teach
-from infocnf.tolerances import Learned
+from infocnf.objectives.reinforce import lessons
 
 __all__ = ["Objective", "bits_per_dim", "likelihood_objective", "weight_in_nats"]
 
@@ -151,14 +151,12 @@ def likelihood_objective(
     if kinetic or jacobian:
         losses = losses + path_penalty(code.stats, kinetic, jacobian)
 
-    lesson, sums = None, {}
+    surrogate: Tensor | None = None
+    sums: dict[str, float] = {}
     if model.training and tolerance is None and torch.is_grad_enabled():
-        measurement = measure(model, x, labels, code, seeds) if model.policy.due else None
-        sums = measurement.sums() if measurement is not None else {}
-        if isinstance(model.policy, Learned):
-            lesson = teach(model.policy, code.stats, losses, measurement)
-        if lesson is not None:
-            sums.update(lesson.sums)
+        surrogate, sums = lessons(
+            model.policy, code.stats, losses, partial(measure, model, x, labels, code, seeds)
+        )
 
     return Objective(
         loss=losses.mean(),
@@ -168,6 +166,6 @@ def likelihood_objective(
         cross_entropy=cross_entropy,
         answers=answers,
         stats=code.stats,
-        surrogate=None if lesson is None else lesson.surrogate,
+        surrogate=surrogate,
         sums=sums,
     )

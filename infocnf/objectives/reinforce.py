@@ -19,7 +19,7 @@ Costs are numbers: no gradient of theirs reaches the flow, and none of the gates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.objectives.measuring import Measurement
-from infocnf.tolerances import Learned
+from infocnf.tolerances import Learned, Policy
 
-__all__ = ["Lesson", "costs_to_go", "others_mean", "penalty", "surrogate", "teach"]
+__all__ = ["Lesson", "costs_to_go", "lessons", "others_mean", "penalty", "surrogate", "teach"]
 
 
 @dataclass(frozen=True)
@@ -135,3 +135,26 @@ def teach(
             **{f"cost_{i}": float(cost) for i, cost in enumerate(costs.mean(1) * few)},
         },
     )
+
+
+def lessons(
+    policy: Policy,
+    stats: FlowStats,
+    losses: Tensor,
+    measure: Callable[[], Measurement | None],
+) -> tuple[Tensor | None, dict[str, float]]:
+    """What a step of training tells a tolerance policy: the surrogate whose gradient its gates
+    follow, where it has some, and figures summed over samples.
+
+    Arguments:
+        policy: The policy.
+        stats: What the solves took.
+        losses: The objective of each sample ``(batch,)``.
+        measure: Measures errors of log p, where the policy is due for it.
+    """
+    measurement = measure() if policy.due else None
+    sums = measurement.sums() if measurement is not None else {}
+    lesson = teach(policy, stats, losses, measurement) if isinstance(policy, Learned) else None
+    if lesson is None:
+        return None, sums
+    return lesson.surrogate, {**sums, **lesson.sums}

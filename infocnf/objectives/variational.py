@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,9 @@ from infocnf.models.codes import FactorHead
 from infocnf.models.factors import Categorical
 from infocnf.models.latent_ode import LatentODE, Posterior
 from infocnf.objectives.measuring import Measurement
-from infocnf.objectives.reinforce import teach
+from infocnf.objectives.reinforce import lessons
 from infocnf.ode import SolveError
 from infocnf.ode.streams import NOISE, draw_normal
-from infocnf.tolerances import Learned
 
 __all__ = ["Variational", "gaussian_kl", "supervised_kl", "variational_objective"]
 
@@ -180,16 +180,13 @@ def variational_objective(
         cross_entropy = cross_entropy + model.factors[name].loss(answers[name], label)
     losses = (nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy) / count
 
-    lesson, sums = None, {}
+    surrogate: Tensor | None = None
+    sums: dict[str, float] = {}
     if model.training and tolerance is None and torch.is_grad_enabled():
         at = times[0] if common else times
-        due = model.policy.due
-        measurement = measure_error(model, series, z, at, found) if due else None
-        sums = measurement.sums() if measurement is not None else {}
-        if isinstance(model.policy, Learned):
-            lesson = teach(model.policy, stats, losses, measurement)
-        if lesson is not None:
-            sums.update(lesson.sums)
+        surrogate, sums = lessons(
+            model.policy, stats, losses, partial(measure_error, model, series, z, at, found)
+        )
 
     return Variational(
         losses=losses,
@@ -199,7 +196,7 @@ def variational_objective(
         cross_entropy=cross_entropy.detach(),
         answers=answers,
         stats=stats,
-        surrogate=None if lesson is None else lesson.surrogate,
+        surrogate=surrogate,
         sums=sums,
     )
 
