@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -47,10 +47,10 @@ class Labelled:
 
     factors: dict[str, Factor]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        @property
+        def device(self) -> torch.device: ...
 
     def labels(self, y: Labels | None, count: int) -> dict[str, Tensor]:
         """Labels by factor name, each ``(count,)``, checked."""
