@@ -91,15 +91,16 @@ def test_irregular_times_are_those_of_a_regular_grid_that_holds_them() -> None:
     torch.testing.assert_close(few, expected, rtol=0, atol=1e-7)
 
 
-def test_the_path_is_that_of_the_field_before_and_after() -> None:
-    model = make()
+@pytest.mark.parametrize("anchor", [0.0, 1.0])
+def test_the_path_is_that_of_the_field_before_and_after(anchor: float) -> None:
+    model = make(anchor=anchor)
     z = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     found, _ = model.decode(z, torch.tensor([-1.5, 0.0, 2.5], dtype=torch.float64), tolerance=1e-9)
     for i, time in enumerate((-1.5, 0.0, 2.5)):
         state = solve(
             lambda t, z: model.block.field.layers(z),
             z,
-            (0.0, time),
+            (anchor, time),
             tolerance=1e-10,
             gradient="backprop",
         ).state
