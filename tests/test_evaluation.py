@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from infocnf import InfoCNF
-from infocnf.data import Preparation
+from infocnf.data import Preparation, spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation import evaluate_within
 from infocnf.evaluation.budget import TOLERANCES
-from infocnf.evaluation.density import spread_over
 
 ROWS = Preparation(1, False, (0.0, 0.0), (1.0, 1.0))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from infocnf import Categorical, InfoCNF
 from infocnf.errors import InputError, WorkError
+from infocnf.evaluation import evaluate
 from infocnf.objectives import likelihood_objective
 from infocnf.tolerances import POLICIES, Choice, Policy
 from infocnf.training import Run, begin, checkpoints, presets, read_config, resume
@@ -256,6 +257,20 @@ def test_the_average_of_weights_is_what_is_kept(tmp_path: Path) -> None:
     values, mean = [torch.tensor([1.0]), torch.tensor([3.0])], [torch.tensor([1.0])]
     averaging(lambda: 0.5)(mean, [values[1]], 1)  # (1 + 1) / (10 + 1) is kept at first
     assert mean[0].item() == pytest.approx(1.0 * 2 / 11 + 3.0 * 9 / 11)
+
+
+def test_test_examples_are_watched_and_never_used(tmp_path: Path) -> None:
+    alone = begin(tiny(), tmp_path / "alone")
+    run = begin(tiny("training.watch_test=48", "training.select=last"), tmp_path / "run")
+    assert same_state(last(alone.folder), last(run.folder))
+    row = rows(run.folder)[-1]
+    given = (run.model(), run.preparation, *run.data().examples("test"))
+    found = evaluate(*given, tolerance=1e-3)
+    assert float(row["test_error_percent"]) == pytest.approx(found.error_percent)
+    assert float(row["test_bits_per_dim"]) == pytest.approx(found.bits_per_dim, abs=1e-4)
+    marginal = float(row["test_bits_per_dim_marginal"])
+    assert marginal == pytest.approx(found.bits_per_dim_marginal, abs=1e-4)
+    assert not any(name.startswith("test_") for name in rows(alone.folder)[0])
 
 
 @pytest.mark.parametrize("activation", ["softplus", "tanh"])

@@ -57,9 +57,8 @@ def evaluate(
     from infocnf import evaluation
     from infocnf.cli.progress import console, counting
     from infocnf.cli.series import evaluate_run, refuse
-    from infocnf.data.dataset import PARTS
+    from infocnf.data.dataset import PARTS, spread_over
     from infocnf.evaluation.budget import in_short
-    from infocnf.evaluation.density import spread_over
     from infocnf.files import write_json
     from infocnf.ode import SolveError
     from infocnf.training import Run

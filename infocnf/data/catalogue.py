@@ -272,6 +272,7 @@ def load_data(
     levels: int | None = None,
     series: str | None = None,
     time: str = "time",
+    shrink: int = 1,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
@@ -288,6 +289,7 @@ def load_data(
         levels: Grey levels of ``.npz`` images; found from the data when None.
         series: Column of a long table that says which series a row belongs to.
         time: Its column of times.
+        shrink: Side of the squares of pixels that become one, their mean.
         validation: Size of the validation part, a fraction or a number.
         test: Size of the test part, where there is no official one.
         seed: Seed of the division.
@@ -298,6 +300,8 @@ def load_data(
         name = Path(path).name
     else:
         raw = open_entry(name, None if directory is None else Path(directory))
+    if shrink > 1:
+        raw = images.shrink(raw, shrink, name)
     parts = split(raw, validation, test, seed, name)
     if limit is not None:
         parts = {part: indices[:limit] for part, indices in parts.items()}

@@ -26,7 +26,7 @@ from infocnf.flows.pixels import dequantise, quantise
 from infocnf.models.factors import Categorical, Factor, Real
 from infocnf.ode.streams import FLIP, draw_uniform, sample_seeds
 
-__all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split"]
+__all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split", "spread_over"]
 
 PARTS = ("train", "validation", "test")
 
@@ -261,3 +261,13 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
 def size_of(share: float, total: int) -> int:
     """A number of examples, from a fraction below 1 or a number."""
     return min(total, max(1, round(share * total)) if share < 1 else int(share))
+
+
+def spread_over(
+    x: Tensor, labels: Mapping[str, Tensor], limit: int | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """At most so many examples, evenly spread: the first ones of a set may be the easy ones."""
+    chosen = torch.arange(len(x))
+    if limit is not None and limit < len(x):
+        chosen = torch.linspace(0, len(x) - 1, limit, dtype=torch.float64).long()
+    return x[chosen], {name: y[chosen] for name, y in labels.items()}

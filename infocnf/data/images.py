@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from infocnf.data.dataset import Raw
 from infocnf.errors import InputError
 from infocnf.files import digest_of
 
-__all__ = ["classes_of", "read_cifar", "read_folder", "read_idx_pair", "read_npz"]
+__all__ = ["classes_of", "read_cifar", "read_folder", "read_idx_pair", "read_npz", "shrink"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -163,6 +164,16 @@ def read_npz(path: Path, levels: int | None = None) -> Raw:
     examples = [channels_first(arrays[key], path) for key in wanted[::2]]
     test = (examples[1], arrays["y_test"]) if official else (examples[0][:0], arrays["y"][:0])
     return gather(examples[0], arrays[wanted[1]], *test, sources_of([path]), levels)
+
+
+def shrink(raw: Raw, side: int, name: str) -> Raw:
+    """Images whose squares of ``side`` x ``side`` pixels became one of their mean grey level."""
+    if raw.levels == 1 or any(size % side for size in raw.x.shape[2:]):
+        shape = "x".join(map(str, raw.x.shape[1:]))
+        raise InputError(f"data.shrink={side} does not divide {name}, whose examples are {shape}")
+    count, channels, height, width = raw.x.shape
+    squares = raw.x.reshape(count, channels, height // side, side, width // side, side)
+    return replace(raw, x=np.rint(squares.mean((3, 5))).astype(raw.x.dtype))
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from infocnf.data import Preparation
+from infocnf.data import Preparation, spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation.certificate import LARGEST_ERROR
-from infocnf.evaluation.density import Evaluation, evaluate, score, spread_over
+from infocnf.evaluation.density import Evaluation, evaluate, score
 from infocnf.models import InfoCNF
 from infocnf.tolerances import Fixed
 

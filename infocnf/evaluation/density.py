@@ -190,16 +190,6 @@ def evaluate(
     )
 
 
-def spread_over(
-    x: Tensor, labels: Mapping[str, Tensor], limit: int | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """At most so many examples, evenly spread: the first ones of a set may be the easy ones."""
-    chosen = torch.arange(len(x))
-    if limit is not None and limit < len(x):
-        chosen = torch.linspace(0, len(x) - 1, limit, dtype=torch.float64).long()
-    return x[chosen], {name: y[chosen] for name, y in labels.items()}
-
-
 @torch.no_grad()
 def read_in_one_step(
     model: InfoCNF,

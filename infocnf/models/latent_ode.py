@@ -250,7 +250,8 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
 
         Arguments:
             z: States at the anchor.
-            times: From the first observation, ``(count,)``, or ``(batch, count)`` with NaN where a series has fewer.
+            times: From the first observation, ``(count,)``, or ``(batch, count)`` with NaN where a
+                series has fewer.
             tolerance: Tolerance of the solves; that of the model's policy when None.
             stepping: ``shared`` or ``individual``; by the model's mode when None.
             seeds: Seeds of each series ``(batch,)``, where the policy draws.

@@ -40,6 +40,8 @@ class Objective:
         cross_entropy: The label term of each sample in nats, summed over factors, ``(batch,)``.
         answers: Outputs of the classifiers by factor.
         stats: What the solves took.
+        marginal: As ``bits_per_dim``, averaged over labels; None in training mode, which does not
+            want it.
         surrogate: A number without meaning but for its gradient, which is that of the expected cost
             of learned tolerances; None where there are no gates or they have nothing to learn.
         sums: What the tolerance policy wants to be told of, summed over samples.
@@ -52,13 +54,15 @@ class Objective:
     cross_entropy: Tensor
     answers: dict[str, Tensor]
     stats: FlowStats
+    marginal: Tensor | None = None
     surrogate: Tensor | None = None
     sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """What is added up over examples, by name."""
-        return {"bits_per_dim": self.bits_per_dim, "cross_entropy": self.cross_entropy}
+        found = {"bits_per_dim": self.bits_per_dim, "cross_entropy": self.cross_entropy}
+        return found if self.marginal is None else {**found, "bits_per_dim_marginal": self.marginal}
 
     @property
     def figures(self) -> dict[str, float]:
@@ -151,6 +155,10 @@ def likelihood_objective(
     if kinetic or jacobian:
         losses = losses + path_penalty(code.stats, kinetic, jacobian)
 
+    marginal: Tensor | None = None
+    if not model.training:
+        marginal = bits_per_dim(model.code_log_prob(code, {}) - log_scale, model.dimensions, levels)
+
     surrogate: Tensor | None = None
     sums: dict[str, float] = {}
     if model.training and tolerance is None and torch.is_grad_enabled():
@@ -166,6 +174,7 @@ def likelihood_objective(
         cross_entropy=cross_entropy,
         answers=answers,
         stats=code.stats,
+        marginal=marginal,
         surrogate=surrogate,
         sums=sums,
     )

@@ -103,7 +103,7 @@ def account_names(model: InfoCNF | LatentODE) -> list[str]:
     """What is added up over processes."""
     fixed = (
         "examples loss bits_per_dim matching cross_entropy forward backward rejected failed stop "
-        "save one_step_error_percent elbo mse kl"
+        "save one_step_error_percent elbo mse kl bits_per_dim_marginal"
     )
     kinds = [isinstance(model.factors[name], Categorical) for name in model.code.heads]
     errors = ["error_percent"] * any(kinds) + ["squared_error"] * (not all(kinds))

@@ -81,6 +81,8 @@ def row_of(trainer: Trainer, module: FlowModule) -> Row:
     for name in module.plan.names:
         row[f"train_{name}"] = train.mean(name)
         row[f"validation_{name}"] = validation.mean(name)
+        if module.config.training.watch_test:
+            row[f"test_{name}"] = module.watched.mean(name)
     row["nfe_forward"], row["nfe_backward"] = train.mean("forward"), train.mean("backward")
     row["steps_rejected"] = train.mean("rejected")
     row["validation_nfe_forward"] = validation.mean("forward")

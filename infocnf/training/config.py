@@ -44,6 +44,7 @@ class DataConfig(Section):
         None, description="column of a long table that says which series a row belongs to"
     )
     time: str = Field("time", description="its column of times")
+    shrink: Positive = Field(1, description="side of the squares of pixels that become one")
     flip: bool | None = Field(None, description="mirror images in training; as the set wants it")
     validation: Share = Field(0.1, description="validation part: a fraction, or a number")
     test: Share = Field(0.1, description="test part where there is no official one")
@@ -201,6 +202,9 @@ class TrainingConfig(Recipe):
     select: Literal["best", "last"] = Field("best", description="model to keep: best, last")
     checkpoint_minutes: Weight = Field(10.0, description="minutes between checkpoints in an epoch")
     patience: Positive = Field(3, description="bad steps in a row until a roll-back")
+    watch_test: Annotated[int, Field(ge=0)] = Field(
+        0, description="test examples whose figures are recorded, too, and never used"
+    )
 
     @field_validator("stages")
     @classmethod

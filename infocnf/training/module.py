@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from infocnf.data import Dataset
+from infocnf.data import Dataset, spread_over
 from infocnf.errors import WorkError
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.objectives import Matching, Objective, Variational
@@ -31,7 +31,6 @@ from infocnf.training.account import (
     account_names,
     account_of,
     account_of_matching,
-    validation_of_matching,
 )
 from infocnf.training.average import averaging
 from infocnf.training.config import Config
@@ -43,6 +42,7 @@ from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
 from infocnf.training.stages import Plan, Stage
 from infocnf.training.transition import begin_stage, finish_matching
+from infocnf.training.validation import validate
 
 __all__ = ["FlowModule"]
 
@@ -66,6 +66,7 @@ class FlowModule(LightningModule):
         self.config, self.model = config, model
         self.preparation, self.classes = data.preparation, data.raw.classes
         self.examples = {part: data.examples(part) for part in ("train", "validation")}
+        self.examples["test"] = spread_over(*data.examples("test"), config.training.watch_test)
         self.plan = Plan(config, len(self.examples["train"][0]), self.preparation)
         averaged = any(stage.recipe.ema for stage in self.plan.stages)
         decay = averaging(lambda: self.stage.recipe.ema)
@@ -74,7 +75,7 @@ class FlowModule(LightningModule):
             self.average.requires_grad_(False)
         self.names = account_names(model)
 
-        self.epoch, self.validation = Account(), Account()
+        self.epoch, self.validation, self.watched = Account(), Account(), Account()
         self.latest: dict[str, float] = {}  # of the last step
         self.halvings = self.streak = self.skipped = 0
         # where to go back to: the start of an epoch, good once a step from there has succeeded
@@ -162,44 +163,19 @@ class FlowModule(LightningModule):
         self.check_failures()
 
     def validation_step(self, batch: object, batch_idx: int) -> None:
-        """Figures of one batch of the validation part: of the exact objective where this epoch has
-        them, of matching where it goes on.
-        """
-        piece = self.validation_pieces()[batch_idx]
-        x, labels = self.take("validation", torch.arange(piece.start, piece.stop))
-        model, kept = self.evaluated.eval(), torch.arange(len(x))
-
-        def attempt(kept: Tensor, stepping: str | None) -> Objective | Variational:
-            return self.plan.exact(
-                model,
-                self.preparation(x[kept], self.model_dtype),
-                {name: y[kept] for name, y in labels.items()},
-                tolerance=self.config.evaluation.tolerance,
-            )
-
-        if self.validates:
-            objective, kept = solvable(attempt, len(x))
-            self.validation.add({"failed": float(len(x) - len(kept))})
-            if objective is None:
-                return
-            labels = {name: y[kept] for name, y in labels.items()}
-            self.validation.add(account_of(model, objective, labels))
-        if (
-            isinstance(model, InfoCNF)
-            and self.plan.matched
-            and (self.validates or self.stage.name == "matching")
-        ):
-            prepared = self.preparation(x[kept], self.model_dtype)
-            read = account_of_matching(model, self.plan.matching(model, prepared, labels), labels)
-            self.validation.add(validation_of_matching(read, alone=not self.validates))
+        """Figures of one batch of the validation part, or of the test examples that are watched."""
+        part, piece = self.validation_pieces()[batch_idx]
+        account = self.validation if part == "validation" else self.watched
+        account.add(validate(self, part, piece))
 
     def on_validation_epoch_start(self) -> None:
         """Count anew."""
-        self.validation = Account()
+        self.validation, self.watched = Account(), Account()
 
     def on_validation_epoch_end(self) -> None:
         """Add up over processes."""
         self.reduce(self.validation, training=False)
+        self.reduce(self.watched, training=False)
 
     # ------------------------------------------------------------------------------- the step
 
@@ -337,15 +313,18 @@ class FlowModule(LightningModule):
         """Type of the weights."""
         return self.model.dtype
 
-    def validation_pieces(self) -> list[slice]:
-        """The share of this process in the validation part, in batches."""
+    def validation_pieces(self) -> list[tuple[str, slice]]:
+        """The share of this process in what is validated, in batches."""
         rank, world = (
             (self.global_rank, self.trainer.world_size) if self._trainer is not None else (0, 1)
         )
-        total = len(self.examples["validation"][0])
-        mine = slice(total * rank // world, total * (rank + 1) // world)
-        batches = pieces(mine.stop - mine.start, self.config.evaluation.batch_size)
-        return [slice(mine.start + b.start, mine.start + b.stop) for b in batches]
+        found = []
+        for part in ("validation", "test") if self.validates else ("validation",):
+            total = len(self.examples[part][0])
+            mine = slice(total * rank // world, total * (rank + 1) // world)
+            for batch in pieces(mine.stop - mine.start, self.config.evaluation.batch_size):
+                found.append((part, slice(mine.start + batch.start, mine.start + batch.stop)))
+        return found
 
     def reduce(self, sums: Account, training: bool = True) -> None:
         """Add figures up over all processes; in training gradients, too, and share first steps."""

@@ -115,7 +115,8 @@ class Plan:
         """Figures that training and validation report."""
         if self.stages[-1].name == "variational":
             return ("loss", "elbo", "mse", "kl", "error_percent", "squared_error")
-        return ("loss", "bits_per_dim", "error_percent", *(["matching"] if self.matched else []))
+        extra = ["matching"] if self.matched else []
+        return ("loss", "bits_per_dim", "bits_per_dim_marginal", "error_percent", *extra)
 
     def at(self, epoch: int) -> Stage:
         """The stage of an epoch; the last one after the end."""
