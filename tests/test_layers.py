@@ -26,7 +26,8 @@ BELOW["data"] = set(CORE) - {"objectives"}
 BELOW["training"] = BELOW["evaluation"] = {*CORE, "data"}
 BELOW["reports"] = {*CORE, "data", "training", "evaluation"}
 BELOW["bench"] = {*CORE, "data", "training", "evaluation", "reports"}
-BELOW["cli"] = {*BELOW["bench"], "bench"}
+BELOW["experiments"] = BELOW["bench"]
+BELOW["cli"] = {*BELOW["bench"], "bench", "experiments"}
 EVERYWHERE = {"errors", "files", "processes"}
 ALLOWED = {"torch", "numpy", "infocnf"}
 

@@ -12,6 +12,7 @@ from infocnf.cli.data import data
 from infocnf.cli.evaluate import evaluate
 from infocnf.cli.predict import predict
 from infocnf.cli.report import report
+from infocnf.cli.reproduce import reproduce
 from infocnf.cli.sample import sample
 from infocnf.cli.train import train
 from infocnf.errors import InputError, StoppedError, WorkError
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, sample, predict, report, bench):
+for command in (train, evaluate, sample, predict, report, reproduce, bench):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -185,3 +185,19 @@ def counting(text: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task(text, total=total)
         yield lambda count: bars.advance(task, count)
+
+
+@contextmanager
+def adding_up(title: str, total: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of many things at once: a bar over all of them, or a line for each that is done."""
+    done: dict[str, int] = {}
+    with counting(title, total) as advance:
+
+        def told(name: str, now: int, of: int) -> None:
+            before = done.get(name, 0)
+            done[name] = max(now, before)
+            advance(done[name] - before)
+            if not console.is_terminal and now == of > before:
+                console.print(f"{name}: {of} epochs; {sum(done.values())} of {total} in all")
+
+        yield told

@@ -17,7 +17,7 @@ from infocnf.reports.samples import Grid
 
 matplotlib.use("Agg")
 
-__all__ = ["confusion", "curves", "density", "grid", "scatter", "tolerances"]
+__all__ = ["confusion", "curves", "density", "grid", "plot_grid", "scatter", "tolerances"]
 
 Rows = Sequence[Mapping[str, float | None]]
 GREY, BLUE, RED, GREEN = "#8a8f98", "#2563a8", "#c2452d", "#2f855a"
@@ -41,7 +41,12 @@ def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
-def grid(images: Grid, size: float = 0.55) -> bytes:
+def grid(images: Grid) -> bytes:
+    """Images in rows and columns with their titles."""
+    return png(plot_grid(images), dpi=140)
+
+
+def plot_grid(images: Grid, size: float = 0.55) -> Figure:
     """Images in rows and columns with their titles."""
     rows, columns = images.images.shape[:2]
     left = 0.16 * max((len(name) for name in images.rows), default=0)
@@ -67,7 +72,7 @@ def grid(images: Grid, size: float = 0.55) -> bytes:
         x = (left + (j + 0.5) * size) / width
         y = (height - top + 0.05) / height
         figure.text(x, y, name, ha="center", va="bottom", fontsize=8, rotation=90 * slanted)
-    return png(figure, dpi=140)
+    return figure
 
 
 def show(axes: Axes, image: Tensor) -> None:

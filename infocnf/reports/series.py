@@ -18,21 +18,26 @@ from infocnf.models import LatentODE
 from infocnf.ode.streams import NOISE, combine_seeds, draw_normal
 from infocnf.reports.figures import BLUE, GREEN, GREY, RED, Rows, plot, png, tidy
 
-__all__ = ["draw_drawn", "draw_trajectories", "series_curves"]
+__all__ = ["draw_drawn", "draw_trajectories", "plot_trajectories", "series_curves"]
 
 MARGIN = 1.0  # how far beyond the window, in windows, where no truth says how far
 DRAWS = 5
 
 
+def draw_trajectories(model: LatentODE, data: Dataset, preparation: Preparation) -> bytes:
+    """As :func:`plot_trajectories`, as the bytes of a PNG."""
+    return png(plot_trajectories(model, data, preparation))
+
+
 @torch.no_grad()
-def draw_trajectories(
+def plot_trajectories(
     model: LatentODE,
     data: Dataset,
     preparation: Preparation,
     part: str = "test",
     count: int = 6,
     tolerance: float = 1e-4,
-) -> bytes:
+) -> Figure:
     """Some series: observations as dots, the truth in green, the reconstruction in blue, what comes
     before and after in red; thin lines are draws of the hidden state. Two channels are drawn as a
     path in the plane, others over time.
@@ -95,7 +100,7 @@ def draw_trajectories(
             axes.legend(unique.values(), unique.keys(), frameon=False, fontsize=8)
         if known is not None and flat:
             frame(axes, np.concatenate([known[:, 1:], seen[:, 1:]]))
-    return png(figure)
+    return figure
 
 
 def line(

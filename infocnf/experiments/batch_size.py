@@ -1,0 +1,84 @@
+"""Evaluation at learned tolerances in batches of many sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from infocnf.evaluation.density import judge, mean_of, score
+from infocnf.experiments.arms import LEARNED, learned, learned_per_sample
+from infocnf.experiments.declaration import Column, Experiment, Probe, Scale
+from infocnf.experiments.figures import COLOURS, band
+from infocnf.experiments.outcomes import Results
+from infocnf.objectives import bits_per_dim
+from infocnf.reports.figures import tidy
+from infocnf.training import Run
+
+
+def measure(run: Run, scale: Scale) -> dict[str, Any]:
+    """Error, bits per dimension and mean tolerance of the test set, by size of the batch."""
+    model, preparation = run.model(), run.preparation
+    x, labels = run.data().examples("test")
+    found: dict[str, Any] = {}
+    for size in scale.batches:
+        parts = [
+            score(
+                model,
+                preparation(x[begin : begin + size], model.dtype),
+                {name: y[begin : begin + size] for name, y in labels.items()},
+                model.policy,
+                preparation.log_scale,
+            )
+            for begin in range(0, len(x), size)
+        ]
+        bits = bits_per_dim(
+            torch.cat([part.log_prob for part in parts]), model.dimensions, preparation.levels
+        )
+        answers = {
+            name: torch.cat([part.answers[name] for part in parts]) for name in model.code.heads
+        }
+        tolerances = torch.cat([part.tolerances for part in parts])
+        found[f"error {size}"] = mean_of(judge(model, answers, labels)[0], "error_percent")
+        found[f"bits {size}"] = float(bits.mean())
+        found[f"tolerance {size}"] = 10.0 ** float(tolerances.log10().mean())
+    return found
+
+
+def draw(results: Results) -> dict[str, Figure]:
+    """Error, bits per dimension and tolerance against the size of the batch."""
+    figure = Figure(figsize=(12.6, 3.4), layout="constrained")
+    sizes = results.scale.batches
+    names = (("error", "percent"), ("bits", "bits per dimension"), ("tolerance", "tolerance"))
+    for axes, (name, label) in zip(figure.subplots(1, 3), names, strict=True):
+        for i, (arm, outcomes) in enumerate(results.outcomes.items()):
+            values = [[o.probes["batches"][f"{name} {size}"] for o in outcomes] for size in sizes]
+            band(axes, sizes, np.array(values), COLOURS[i], arm)
+        tidy(axes, name, "batch size in evaluation", label)
+        axes.set_xscale("log")
+    figure.axes[2].set_yscale("log")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return {"figure": figure}
+
+
+def columns(scale: Scale) -> tuple[Column, ...]:
+    """Error and bits per dimension at every size."""
+    return tuple(
+        Column(f"batches_{name} {size}", f"{title}, {size}", form)
+        for name, title, form in (("error", "error %", ".2f"), ("bits", "bits/dim", ".5f"))
+        for size in scale.batches
+    )
+
+
+EXPERIMENT = Experiment(
+    name="batch-size",
+    title="Evaluation with learned tolerances, in batches of many sizes",
+    claim="The paper: evaluation with learned tolerances is sensitive to large batches (a bug of "
+    "the reference, which divided by images that it had not looked at).",
+    arms=(learned("small", LEARNED), learned_per_sample("small")),
+    columns=columns,
+    draw=draw,
+    probes=(Probe("batches", measure),),
+)
