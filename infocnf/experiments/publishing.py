@@ -21,7 +21,8 @@ __all__ = ["markdown", "publish"]
 PROTOCOLS = (
     "*Ours* is the model that the validation split chose, on the test set; *least* is the paper's "
     "protocol, the minimum over epochs of the test set's figure. Evaluations (NFE) are per "
-    "iteration of training, over all blocks: forward, and forward and backward, which is the paper's count. "
+    "iteration of training, over all blocks: forward, and forward and backward, which is the "
+    "paper's count. "
     "± is the standard deviation over seeds."
 )
 
