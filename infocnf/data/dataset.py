@@ -167,6 +167,9 @@ class Dataset:
             return Preparation(self.raw.levels, self.raw.flip)
         if self.raw.is_series:
             return self.series_preparation()
+        if self.raw.natural:
+            width = self.raw.x.shape[1]
+            return Preparation(mean=(0.0,) * width, scale=(1.0,) * width)
         mine = self.raw.x[self.parts["train"]].astype(np.float64)
         scale = mine.std(0)
         flat = np.flatnonzero(np.ptp(mine, 0) == 0)

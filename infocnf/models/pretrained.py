@@ -37,9 +37,28 @@ class Pretrained:
         """The model of a folder that :meth:`save_pretrained` wrote, in evaluation mode."""
         return cast("Self", load(cls.__name__, cast("Any", cls).from_config, Path(folder)))
 
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """What :meth:`save_pretrained` would write into the two files."""
+        model = cast("Any", self)
+        return files_of(model, model.config())
+
+    @classmethod
+    def from_bytes(cls, config: bytes, weights: bytes) -> Self:
+        """The model of what :meth:`to_bytes` gave, in evaluation mode."""
+        build = cast("Any", cls).from_config
+        return cast("Self", restore(cls.__name__, build, (config, weights), Path("this model")))
+
 
 def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
     """Write a model; each file appears whole or not at all, the configuration last."""
+    config, weights = files_of(model, arguments)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / WEIGHTS, weights)
+    write(folder / CONFIG, config)
+
+
+def files_of(model: nn.Module, arguments: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Content of the two files: configuration and weights."""
     from safetensors.torch import save as to_bytes
 
     state = {
@@ -54,17 +73,24 @@ def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
         "arguments": arguments,
     }
     config["sha256"] = digest(config, weights)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / WEIGHTS, weights)
-    write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    return (json.dumps(config, indent=2) + "\n").encode(), weights
 
 
 def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) -> nn.Module:
     """The model of a folder, in evaluation mode; a ValueError of one line for anything that is not
     one.
     """
-    config, weights = read(folder / CONFIG), read(folder / WEIGHTS)
+    return restore(name, build, (read(folder / CONFIG), read(folder / WEIGHTS)), folder)
+
+
+def restore(
+    name: str,
+    build: Callable[[dict[str, Any]], nn.Module],
+    files: tuple[bytes, bytes],
+    folder: Path,
+) -> nn.Module:
+    """The model of the content of two files; ``folder`` is where an error says they are."""
+    config, weights = files
     try:
         parsed = json.loads(config)
         declared, known = parsed.pop("sha256"), parsed["format"]
