@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
 from infocnf.errors import InputError, WorkError
+
+if TYPE_CHECKING:
+    from infocnf.models import InfoCNF
+    from infocnf.training import Run
 
 __all__ = ["evaluate"]
 
@@ -39,6 +43,10 @@ def evaluate(
         typer.Option(help="Examples whose likelihood is evaluated, spread over the set."),
     ] = None,
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    outliers: Annotated[
+        bool,
+        typer.Option("--outliers", help="Also tell how well strange examples are recognised."),
+    ] = False,
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
 
@@ -67,7 +75,12 @@ def evaluate(
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     opened = Run.open(run)
     if opened.is_series:
-        refuse(budget=budget, learned_tolerances=learned_tolerances, exact_trace=exact_trace)
+        refuse(
+            budget=budget,
+            learned_tolerances=learned_tolerances,
+            exact_trace=exact_trace,
+            outliers=outliers,
+        )
         evaluate_run(opened, part, tolerance, batch_size, limit)
         return
     config, model = opened.config.evaluation, opened.model(exact_trace)
@@ -101,11 +114,28 @@ def evaluate(
                 raise
             console.print(str(error))  # nobody asked for it: the evaluation stands
     found = replace(found, one_step=one_step, within_budget=within)
+    if outliers:
+        found = replace(found, outliers=strangers(opened, model, size, limit))
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
     write_json(run / f"{name}.json", {**found.to_dict(), "model_sha256": opened.model_digest})
     console.print(table(found))
     console.print(f"written: {run / name}.json")
+
+
+def strangers(
+    run: Run, model: InfoCNF, size: int, limit: int | None
+) -> dict[str, dict[str, float]]:
+    """How well each score tells strange examples from the test set."""
+    from infocnf.cli.progress import counting
+    from infocnf.evaluation.outliers import outlier_table, strange_examples
+
+    data, count = run.data(), min(limit or 500, 500)
+    kinds = len(strange_examples(data.examples("test")[0][:1], data.raw.levels))
+    with counting("strange examples", (kinds + 2) * count) as progress:
+        return outlier_table(
+            model, run.preparation, data, count=count, batch_size=size, progress=progress
+        )
 
 
 def check_amounts(budget: float | None, limit: int | None) -> None:
@@ -154,6 +184,9 @@ def table(found: object) -> str:
         again = found.one_step.get("calibration_error")
         once = "" if again is None else f"  ({again:.4f} in one step)"
         lines.append(f"calibration error   {found.calibration_error:.4f}{once}")
+    for kind, areas in found.outliers.items():
+        told = "  ".join(f"{name} {area:.2f}" for name, area in areas.items())
+        lines.append(f"AUROC of {kind:<18} {told}")
     if found.numerical_error_bits_per_dim > LARGEST_ERROR:
         lines.append(
             f"the numerical error exceeds {LARGEST_ERROR:g} bits/dim: use a tighter --tolerance"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infocnf.cli.outputs import check_output
 from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
+
+if TYPE_CHECKING:
+    from infocnf.evaluation.familiar import Familiar
+    from infocnf.training import Run
 
 __all__ = ["predict"]
 
@@ -31,7 +35,10 @@ def predict(
 ) -> None:
     """Predict labels of new images, rows or series: class, probabilities, log-likelihood, NFE.
 
-    The log-likelihood is log p(x) in nats, averaged over the labels; of series a lower bound.
+    The log-likelihood is log p(x) in nats, averaged over the labels; of series a lower bound. How
+    strange an example is: percentile (percent of test examples that are less likely) and typicality
+    (distance from their mean, in nats) once the run was evaluated, entropy of the label's
+    probabilities, distance of its code from that of any label.
     Images of 256 grey levels are brought to those of the model.
     """
     check_output(out, overwrite)
@@ -58,6 +65,7 @@ def predict(
             opened.preparation,
             torch.from_numpy(x),
             opened.facts["classes"],
+            familiar=familiar_of(opened),
             tolerance=tolerance or config.tolerance,
             batch_size=batch_size or config.batch_size,
             progress=progress,
@@ -68,6 +76,15 @@ def predict(
             "finite likelihood"
         )
     deliver({"example": list(names), **found.columns}, out)
+
+
+def familiar_of(run: Run) -> Familiar | None:
+    """What likelihoods are usual by the evaluation of this model, if there is one."""
+    from infocnf.evaluation.familiar import Familiar
+    from infocnf.reports.page import read_evaluation
+
+    found = (read_evaluation(run) or {}).get("familiar")
+    return Familiar(found["mean"], tuple(found["quantiles"])) if found else None
 
 
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.evaluation.calibration import calibration_error
+from infocnf.evaluation.calibration import calibration_error, reliability
 from infocnf.evaluation.certificate import Tighter, more_steps
+from infocnf.evaluation.familiar import Familiar
 from infocnf.models import Categorical, InfoCNF, LatentODE
 from infocnf.models.codes import Code
 from infocnf.models.reading import reads_in_one_step
@@ -53,6 +54,11 @@ class Evaluation:
         one_step: Of a model that reads labels in one evaluation of the field, too: number of
             examples and figures of each factor.
         read: How the model's predictions read labels: ``flow`` or ``one_step``.
+        familiar: What log-likelihoods log p(x) the examples have, in nats: mean and quantiles, by
+            which predictions say how usual an example is.
+        reliability: By categorical factor, in bins of the probability of the answer: its mean, the
+            share of right answers, the number of examples.
+        outliers: Areas under ROC curves, by kind of strange example and score.
         within_budget: What a numerical error within a budget costs: the loosest tolerance that has
             it, and its figures.
     """
@@ -75,6 +81,9 @@ class Evaluation:
     one_step: dict[str, Any] = field(default_factory=dict)
     read: str = "flow"
     within_budget: dict[str, Any] = field(default_factory=dict)
+    familiar: dict[str, Any] = field(default_factory=dict)
+    reliability: dict[str, list[list[float]]] = field(default_factory=dict)
+    outliers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -90,6 +99,7 @@ class Scores:
     evaluations: Tensor  # (batch, blocks)
     tolerances: Tensor  # (batch, blocks)
     answers: dict[str, Tensor]
+    distance: Tensor  # of the supervised code from those of labels
 
 
 @torch.no_grad()
@@ -111,6 +121,7 @@ def score(
         evaluations=torch.stack(evaluations, 1),
         tolerances=torch.stack(tolerances, 1),
         answers=model.code.answers(code.supervised),
+        distance=model.code.distance(code.supervised).double(),
     )
 
 
@@ -187,6 +198,8 @@ def evaluate(
         confusion=confusion,
         nfe_blocks=evaluations.mean(0).tolist(),
         read=model.read,
+        familiar=asdict(Familiar.of(gather("marginal"))),
+        reliability=reliabilities(model, answers, labels),
     )
 
 
@@ -216,6 +229,7 @@ def read_in_one_step(
         "calibration_error": mean_of(factors, "calibration_error"),
         "factors": factors,
         "confusion": confusion,
+        "reliability": reliabilities(model, answers, labels),
     }
 
 
@@ -244,6 +258,30 @@ def judge(
             difference = (factor.read(answer) - truth).double()
             figures[name] = {"rmse": float(difference.square().mean().sqrt())}
     return figures, confusion
+
+
+def reliabilities(
+    model: InfoCNF, answers: Mapping[str, Tensor], labels: Mapping[str, Tensor]
+) -> dict[str, list[list[float]]]:
+    """Whether probabilities are what they say, by categorical factor."""
+    return {
+        name: reliability(factor.distribution(answer), labels[name].to(answer.device))
+        for name, answer in answers.items()
+        if isinstance(factor := model.factors[name], Categorical)
+    }
+
+
+def label_entropy(model: InfoCNF | LatentODE, answers: Mapping[str, Tensor]) -> Tensor | None:
+    """Entropy of the classes' probabilities in nats, ``(examples,)``, summed over categorical
+    factors; None without one.
+    """
+    total: Tensor | None = None
+    for name, answer in answers.items():
+        factor = model.factors[name]
+        if isinstance(factor, Categorical):
+            mine = torch.special.entr(factor.distribution(answer.double())).sum(1)
+            total = mine if total is None else total + mine
+    return total
 
 
 def mean_of(figures: Mapping[str, Mapping[str, float]], name: str) -> float | None:

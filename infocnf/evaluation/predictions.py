@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.evaluation.density import Scores, score
+from infocnf.evaluation.density import Scores, label_entropy, score
+from infocnf.evaluation.familiar import Familiar
 from infocnf.models import Categorical, InfoCNF, LatentODE
 from infocnf.ode import SolveError
 from infocnf.tolerances import Fixed, Policy
@@ -37,6 +38,7 @@ def predict(
     x: Tensor,
     classes: Mapping[str, Sequence[str]],
     *,
+    familiar: Familiar | None = None,
     tolerance: float = 1e-5,
     batch_size: int = 500,
     progress: Callable[[int], None] = lambda count: None,
@@ -48,6 +50,7 @@ def predict(
         preparation: How examples become what the model reads.
         x: Examples as read.
         classes: Names of the classes of each categorical factor.
+        familiar: What likelihoods are usual; without it nothing is said of that.
         tolerance: Tolerance of the solves.
         batch_size: Examples solved at a time.
         progress: Told of the number of examples after each batch.
@@ -70,6 +73,14 @@ def predict(
         columns.update(answer_columns(model, name, answer, classes.get(name, ())))
     likelihood = torch.cat([part.marginal for part in parts])
     columns["log_likelihood"] = likelihood.tolist()
+    if familiar is not None:
+        columns["percentile"] = familiar.percentile(likelihood).tolist()
+        columns["typicality"] = familiar.typicality(likelihood).tolist()
+    if model.code.heads:
+        answers = {name: torch.cat([p.answers[name] for p in parts]) for name in model.code.heads}
+        entropy = label_entropy(model, answers)
+        columns |= {} if entropy is None else {"entropy": entropy.tolist()}
+        columns["distance"] = torch.cat([part.distance for part in parts]).tolist()
     columns["nfe"] = torch.cat([part.evaluations.sum(1) for part in parts]).tolist()
     return Predictions(columns, unsolved=int((~likelihood.isfinite()).sum()))
 
@@ -93,7 +104,7 @@ def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Sc
         nothing = x.new_empty(0, dtype=torch.float64)
         counts = torch.empty(0, len(model.flow.blocks), dtype=torch.int64)
         answers = {n: x.new_empty(0, head.factor.outputs) for n, head in model.code.heads.items()}
-        found = Scores(nothing, nothing, counts, counts.double(), answers)
+        found = Scores(nothing, nothing, counts, counts.double(), answers, nothing)
 
     def spread(values: Tensor) -> Tensor:
         whole = values.new_full(
@@ -108,6 +119,7 @@ def score_all(model: InfoCNF, x: Tensor, policy: Policy, log_scale: float) -> Sc
         evaluations=spread(found.evaluations),
         tolerances=spread(found.tolerances),
         answers={name: spread(answer) for name, answer in found.answers.items()},
+        distance=spread(found.distance),
     )
 
 

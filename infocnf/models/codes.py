@@ -289,6 +289,21 @@ class PartitionedCode(nn.Module):
 
         return total
 
+    def distance(self, z_y: Tensor) -> Tensor:
+        """How far codes are from those of any label, ``(batch,)``: root of the mean square, in
+        standard deviations, from the nearest class, or from the amount that is read.
+        """
+        found = z_y.new_zeros(len(z_y))
+        for head, code in self.by_factor(z_y).values():
+            if isinstance(head.factor, Categorical):
+                labels = torch.eye(head.factor.classes, dtype=code.dtype, device=code.device)
+            else:
+                labels = head.answer(code)[:, None, :1]
+            mean, log_scale = head.embedded_moments(labels)
+            squares = ((code.unsqueeze(1) - mean) * (-log_scale).exp()).square().sum(-1)
+            found = found + squares.amin(1)
+        return (found / max(self.sizes[0], 1)).sqrt()
+
     def answers(
         self, z_y: Tensor, training: bool = False, seeds: Tensor | None = None
     ) -> dict[str, Tensor]:

@@ -17,7 +17,17 @@ from infocnf.reports.samples import Grid
 
 matplotlib.use("Agg")
 
-__all__ = ["confusion", "curves", "density", "grid", "plot_grid", "scatter", "tolerances"]
+__all__ = [
+    "areas",
+    "confusion",
+    "curves",
+    "density",
+    "grid",
+    "plot_grid",
+    "reliability",
+    "scatter",
+    "tolerances",
+]
 
 Rows = Sequence[Mapping[str, float | None]]
 GREY, BLUE, RED, GREEN = "#8a8f98", "#2563a8", "#c2452d", "#2f855a"
@@ -161,6 +171,40 @@ def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
     axes.set_xlabel("answer")
     axes.set_ylabel("truth")
     axes.set_title("Which class is taken for which", fontsize=11, loc="left")
+    return png(figure)
+
+
+def reliability(rows: Sequence[Sequence[float]]) -> bytes:
+    """How often answers are right against how sure they were; dots are as large as their bins."""
+    confidence, right, count = np.array(rows).T
+    figure = Figure(figsize=(3.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
+    axes.scatter(confidence, right, s=20 + 180 * count / count.sum(), color=BLUE, alpha=0.7)
+    axes.plot(confidence, right, color=BLUE, lw=1)
+    tidy(axes, "Are probabilities what they say?", "probability of the answer", "share of right")
+    return png(figure)
+
+
+def areas(table: Mapping[str, Mapping[str, float]]) -> bytes:
+    """Areas under ROC curves by kind of strange example and score: blue is told apart, red is
+    mistaken for usual.
+    """
+    kinds, scores = list(table), list(next(iter(table.values())))
+    values = np.array([[table[kind][score] for score in scores] for kind in kinds])
+    figure = Figure(
+        figsize=(2.4 + 1.0 * len(scores), 1.2 + 0.42 * len(kinds)), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.imshow(values, cmap="RdBu", vmin=0, vmax=1, aspect="auto")
+    for (i, j), value in np.ndenumerate(values):
+        colour = "white" if abs(value - 0.5) > 0.35 else "black"
+        axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=9, color=colour)
+    axes.set_xticks(range(len(scores)), scores, fontsize=9)
+    axes.set_yticks(range(len(kinds)), kinds, fontsize=9)
+    axes.xaxis.tick_top()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
     return png(figure)
 
 

@@ -66,7 +66,7 @@ def write_report(run: Run) -> Path:
     else:
         parts = [*pictures_of(model, data, run.preparation), progress(rows)]
     if evaluation:
-        parts += mistakes(evaluation, data)
+        parts += [*mistakes(evaluation, data), *trust(evaluation)]
     environment = run.read_json("environment.json")
     page = Environment(loader=PackageLoader("infocnf.reports", "."), autoescape=True)
     text = page.get_template("page.html.j2").render(
@@ -301,6 +301,23 @@ def mistakes(evaluation: Mapping[str, Any], data: Dataset) -> list[Part]:
         for name, matrix in preferred(evaluation)["confusion"].items()
         if len(classes := data.raw.classes[name]) <= 40
     ]
+
+
+def trust(evaluation: Mapping[str, Any]) -> list[Part]:
+    """Whether its probabilities can be believed, and whether it knows what it does not know."""
+    parts = []
+    for name, rows in preferred(evaluation).get("reliability", {}).items():
+        text = "On the line, a probability of 0.8 is right four times in five."
+        parts.append(Part(f"Probabilities of {name}", text, [figures.reliability(rows)]))
+    table = evaluation.get("outliers")
+    if table:
+        text = (
+            "Area under the ROC curve by which a score tells strange examples from test examples: "
+            "1 is perfect, 0.5 is guessing, less is worse than guessing. The likelihood alone "
+            "takes simple examples for usual ones."
+        )
+        parts.append(Part("Strange examples", text, [figures.areas(table)]))
+    return parts
 
 
 def facts_of(run: Run, environment: Mapping[str, Any]) -> list[tuple[str, str]]:

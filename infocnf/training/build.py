@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from infocnf.data import Dataset, load_data
+from infocnf.data.histograms import marginal_tables
 from infocnf.errors import InputError
-from infocnf.flows.marginals import column_tables, pixel_tables
 from infocnf.flows.single import fit_marginals
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.models.pretrained import default_dtype
@@ -19,8 +18,6 @@ from infocnf.training.config import Config, Recipe
 from infocnf.training.order import Order
 
 __all__ = ["build_data", "build_model", "settle"]
-
-LARGEST_BINS = 64  # of a column
 
 
 def build_data(config: Config) -> Dataset:
@@ -115,14 +112,3 @@ def check_matching(model: InfoCNF, separation: float) -> None:
     _ = model.flow.single  # says so itself
     if model.code.heads and not separation:
         raise ValueError("matching tells labels apart by model.separation, which is 0: set it to 1")
-
-
-def marginal_tables(data: Dataset) -> tuple[Tensor, Tensor]:
-    """Histograms of the training examples, pixel by pixel or column by column."""
-    x, _ = data.examples("train")
-    preparation = data.preparation
-    if preparation.is_images:
-        images = torch.cat([x, x.flip(-1)]) if preparation.flip else x
-        return pixel_tables(images, preparation.levels)
-    rows = preparation(x, torch.float64)
-    return column_tables(rows, bins=max(1, min(LARGEST_BINS, len(rows) // 16)))

@@ -1,0 +1,44 @@
+"""What log-likelihoods are usual, so that those of new examples mean something."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Familiar"]
+
+QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """What log-likelihoods are usual.
+
+    Arguments:
+        mean: Their mean, in nats.
+        quantiles: From the least to the largest, evenly spaced in rank.
+    """
+
+    mean: float
+    quantiles: tuple[float, ...]
+
+    @classmethod
+    def of(cls, log_prob: Tensor) -> Familiar:
+        """That of examples of the data."""
+        values = log_prob.double()
+        values = values[values.isfinite()]
+        ranks = torch.linspace(0.0, 1.0, QUANTILES, dtype=torch.float64)
+        return cls(float(values.mean()), tuple(torch.quantile(values, ranks).tolist()))
+
+    def typicality(self, log_prob: Tensor) -> Tensor:
+        """Distance from the mean, in nats."""
+        return (log_prob - self.mean).abs()
+
+    def percentile(self, log_prob: Tensor) -> Tensor:
+        """Percent of usual examples that are less likely; NaN where there is no likelihood."""
+        table = torch.tensor(self.quantiles, dtype=torch.float64)
+        below = torch.searchsorted(table, log_prob.double().nan_to_num(nan=-math.inf))
+        return (below.double() * 100.0 / len(table)).where(log_prob.isfinite(), math.nan)
