@@ -277,6 +277,8 @@ def load_data(
     test: float = 0.1,
     seed: int = 0,
     limit: int | None = None,
+    labelled: int | None = None,
+    unlabelled: bool = True,
 ) -> Dataset:
     """Examples with labels, divided by a seed.
 
@@ -294,6 +296,8 @@ def load_data(
         test: Size of the test part, where there is no official one.
         seed: Seed of the division.
         limit: How many training and test examples to use at most, for a quick look.
+        labelled: How many training examples keep their labels; all when None.
+        unlabelled: Whether the others train without.
     """
     if path is not None:
         raw = open_path(Path(path), label, real, levels, series, time)
@@ -306,4 +310,5 @@ def load_data(
     if limit is not None:
         parts = {part: indices[:limit] for part, indices in parts.items()}
 
-    return Dataset(name, raw, parts)
+    data = Dataset(name, raw, parts)
+    return data if labelled is None else data.forgetting(labelled, unlabelled)

@@ -153,6 +153,7 @@ class Dataset:
         found: dict[str, Factor] = {}
         for name, values in self.raw.labels.items():
             mine = values[self.parts["train"]]
+            mine = mine[~missing(mine)]
             if name in self.raw.classes:
                 counts = np.bincount(mine, minlength=len(self.raw.classes[name])) + 1.0
                 found[name] = Categorical(len(counts), tuple((counts / counts.sum()).tolist()))
@@ -209,6 +210,25 @@ class Dataset:
         """The same, with the user's word on whether mirrored examples are as good."""
         return replace(self, raw=replace(self.raw, flip=flip))
 
+    def forgetting(self, labelled: int, unlabelled: bool = True) -> Dataset:
+        """The same, with the labels of so many training examples, of each class as many as can be;
+        the others train without label, or not at all.
+        """
+        train = self.parts["train"]
+        labels = {name: values.copy() for name, values in self.raw.labels.items()}
+        turn = np.zeros(len(train), dtype=np.int64)  # which of its class an example is
+        for name in list(self.raw.classes)[:1]:
+            for number in range(len(self.raw.classes[name])):
+                mine = labels[name][train] == number
+                turn[mine] = np.arange(mine.sum())
+        order = np.argsort(turn, kind="stable")
+        if not unlabelled:
+            return replace(self, parts={**self.parts, "train": train[np.sort(order[:labelled])]})
+        forgotten = train[order[labelled:]]
+        for values in labels.values():
+            values[forgotten] = np.nan if values.dtype.kind == "f" else -1
+        return replace(self, raw=replace(self.raw, labels=labels))
+
     def examples(self, part: str) -> tuple[Tensor, dict[str, Tensor]]:
         """Examples as read and their labels, of one part."""
         indices = self.parts[part]
@@ -244,13 +264,17 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
     """
     total = len(raw.x)
     rng = np.random.default_rng(seed)
+    unlabelled = np.zeros(total, dtype=bool)
+    for values in raw.labels.values():
+        unlabelled |= missing(values)
     if raw.official:
         rest, tested = rng.permutation(total - raw.official), np.arange(total - raw.official, total)
     else:
         order = rng.permutation(total)
-        count = size_of(test, total)
+        order = np.concatenate([order[~unlabelled[order]], order[unlabelled[order]]])
+        count = size_of(test, int((~unlabelled).sum()))
         tested, rest = order[:count], order[count:]
-    count = size_of(validation, len(rest))
+    count = size_of(validation, int((~unlabelled[rest]).sum()))
     parts = {"train": rest[count:], "validation": rest[:count], "test": tested}
     empty = [part for part in PARTS if not len(parts[part])]
     if empty:
@@ -259,6 +283,11 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
             "change data.validation or data.test, or bring more examples"
         )
     return parts
+
+
+def missing(labels: np.ndarray) -> np.ndarray:
+    """Which labels are not known: NaN among amounts, -1 among classes."""
+    return np.isnan(labels) if labels.dtype.kind == "f" else labels == -1
 
 
 def size_of(share: float, total: int) -> int:

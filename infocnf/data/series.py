@@ -140,7 +140,7 @@ def read_series_table(
         real: Those of them that are amounts, not classes.
     """
     frame = read_frame(path)
-    check_labels(path, frame, label, real)
+    check_labels(path, frame, label, real, each=True)
     columns, x = long_table(path, frame, series, time, label)
     groups = frame.groupby(series, sort=False)
     for name in label:

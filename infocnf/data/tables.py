@@ -71,7 +71,7 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     """
     frame = read_frame(path)
     names = [label] if isinstance(label, str) else list(label or [])
-    check_labels(path, frame, names, real)
+    check_labels(path, frame, names, real, each=False)
     labels, classes = labels_of(path, {name: frame[name] for name in names}, real)
 
     features = frame.drop(columns=names)
@@ -88,8 +88,12 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 
-def check_labels(path: Path, frame: pd.DataFrame, names: list[str], real: Sequence[str]) -> None:
-    """Refuse labels that are not there, not whole, or have no use, and columns without a name."""
+def check_labels(
+    path: Path, frame: pd.DataFrame, names: list[str], real: Sequence[str], *, each: bool
+) -> None:
+    """Refuse labels that are not there, not whole, or have no use, and columns without a name; and
+    rows without a label where each must have one.
+    """
     unnamed = [name for name in frame.columns if not name or name.startswith("Unnamed:")]
     if unnamed:
         raise InputError(
@@ -102,9 +106,11 @@ def check_labels(path: Path, frame: pd.DataFrame, names: list[str], real: Sequen
             raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
     check_names(path, names, real)
     for name in names:
-        if frame[name].isna().any():
+        if each and frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax()) + 1
             raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
+        if frame[name].isna().all():
+            raise InputError(f"{path}: no row has a label in column {name!r}: name another")
         if name in real and frame[name].dtype.kind not in "biuf":
             raise InputError(f"{path}: column {name!r} holds words, which are not amounts")
 
@@ -125,11 +131,22 @@ def labels_of(
     """Labels by name, as numbers, and the names of the classes of those that have classes."""
     labels, classes = {}, {}
     for name, values in columns.items():
-        column = values.astype(float) if name in real else values
-        labels[name], found = classes_of(plain(column), f"{path}, column {name!r}")
+        known = values[values.notna()]
+        column = known if len(known) == len(values) else whole(known)
+        column = column.astype(float) if name in real else column
+        mine, found = classes_of(plain(column), f"{path}, column {name!r}")
+        labels[name] = np.full(len(values), -1 if found else np.nan, dtype=mine.dtype)
+        labels[name][values.notna().to_numpy()] = mine
         if found:
             classes[name] = found["label"]
     return labels, classes
+
+
+def whole(column: pd.Series) -> pd.Series:
+    """Whole numbers as such: beside missing ones pandas holds them with a decimal point."""
+    if column.dtype.kind == "f" and len(column) and (column % 1 == 0).all():
+        return column.astype(int)
+    return column
 
 
 def plain(column: pd.Series) -> np.ndarray:

@@ -279,13 +279,18 @@ class PartitionedCode(nn.Module):
             name: (head, code) for (name, head), code in zip(self.heads.items(), codes, strict=True)
         }
 
-    def log_prob(self, z_y: Tensor, z_u: Tensor, labels: Labels) -> Tensor:
+    def log_prob(
+        self, z_y: Tensor, z_u: Tensor, labels: Labels, known: Labels | None = None
+    ) -> Tensor:
         """Log-density of codes given the labels; averaged over the labels of factors that are not
-        named.
+        named, and over those that are not known, where some of a factor's are.
         """
         total = normal_log_prob(z_u)
         for name, (head, code) in self.by_factor(z_y).items():
-            total = total + head.log_prob(code, labels.get(name))
+            mine = head.log_prob(code, labels.get(name))
+            if known and name in known:
+                mine = torch.where(known[name], mine, head.log_prob(code, None))
+            total = total + mine
 
         return total
 

@@ -220,11 +220,15 @@ class InfoCNF(Labelled, pretrained.Pretrained, nn.Module):
         code = self.encode(x, tolerance=tolerance, generator=generator)
         return self.code_log_prob(code, labels)
 
-    def code_log_prob(self, code: Code, labels: Mapping[str, Tensor]) -> Tensor:
-        """Log-density of the samples whose code this is, ``(batch,)``."""
+    def code_log_prob(
+        self, code: Code, labels: Mapping[str, Tensor], known: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Log-density of the samples whose code this is, ``(batch,)``; ``known`` as in
+        :meth:`partial_labels`.
+        """
         if code.log_det is None:
             raise ValueError("the code has no log_det: encode with log_det=True")
-        return self.code.log_prob(code.supervised, code.unsupervised, labels) + code.log_det
+        return self.code.log_prob(code.supervised, code.unsupervised, labels, known) + code.log_det
 
     def predict_proba(
         self, x: Tensor, tolerance: Tolerance | None = 1e-5, *, read: str | None = None

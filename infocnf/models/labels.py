@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infocnf.models.factors import Categorical, Factor, Real
 
-__all__ = ["Labelled", "Labels", "check_factors", "name_labels"]
+__all__ = ["Labelled", "Labels", "check_factors", "is_missing", "name_labels"]
 
 Label = Tensor | float | Sequence[float]
 Labels = Label | Mapping[str, Label]
@@ -64,6 +64,25 @@ class Labelled:
 
         return labels
 
+    def partial_labels(
+        self, y: Labels | None, count: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The same where some labels may be missing, -1 for a class or NaN for an amount; and of
+        factors that have such, which labels are known, ``(count,)``. Missing ones are filled in
+        with anything.
+        """
+        if y is None or not isinstance(y, Mapping):
+            y = {} if y is None else dict.fromkeys(self.factors, y)
+        filled, known = {}, {}
+        for name, value in y.items():
+            label = as_numbers(name, value).to(self.device)
+            there = ~is_missing(label)
+            filled[name] = label
+            if not bool(there.all()):
+                known[name] = there.expand(count)
+                filled[name] = torch.where(there, label, torch.zeros_like(label))
+        return self.labels(filled, count), known
+
     def named(self, y: Labels | None) -> dict[str, Tensor]:
         """Labels of any shape by factor name, checked."""
         return name_labels(self.factors, y, self.device)
@@ -71,6 +90,11 @@ class Labelled:
     def single(self, values: dict[str, Any]) -> Any:  # noqa: ANN401
         """The only value where there is one factor, else all by name."""
         return next(iter(values.values())) if len(values) == 1 else values
+
+
+def is_missing(labels: Tensor) -> Tensor:
+    """Which labels are not known: those that are NaN, or -1 where they are whole numbers."""
+    return labels.isnan() if labels.is_floating_point() else labels == -1
 
 
 def as_numbers(name: str, value: Label) -> Tensor:

@@ -120,7 +120,8 @@ def likelihood_objective(
     Arguments:
         model: The model.
         x: Samples ``(batch, *shape)``.
-        y: Labels; the likelihood is marginal and the cross-entropy zero for factors without one.
+        y: Labels; the likelihood is marginal and the cross-entropy zero for factors without one,
+            and for samples whose label is missing (-1 for a class, NaN for an amount).
         beta: Weight of the cross-entropy.
         levels: Grey levels of the data.
         log_scale: Logarithm of the factor by which the data was shrunk before the model saw it.
@@ -133,7 +134,7 @@ def likelihood_objective(
             function of the samples, their seeds and the weights alone.
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
-    labels = model.labels(y, len(x))
+    labels, known = model.partial_labels(y, len(x))
     seeds = model.seeds(x, generator) if seeds is None else seeds
     code = model.encode(
         x,
@@ -142,14 +143,17 @@ def likelihood_objective(
         passengers=bool(kinetic or jacobian),
         stepping=stepping,
     )
-    log_prob = model.code_log_prob(code, labels) - log_scale
+    log_prob = model.code_log_prob(code, labels, known) - log_scale
     bits = bits_per_dim(log_prob, model.dimensions, levels)
 
     answers = model.code.answers(code.supervised, training=True, seeds=seeds)
     cross_entropy = torch.zeros_like(log_prob)
     for name, answer in answers.items():
         if name in labels:
-            cross_entropy = cross_entropy + model.factors[name].loss(answer, labels[name])
+            mine = model.factors[name].loss(answer, labels[name])
+            if name in known:
+                mine = torch.where(known[name], mine, 0.0)
+            cross_entropy = cross_entropy + mine
     assert code.stats is not None
     losses = bits + beta * cross_entropy
     if kinetic or jacobian:

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from infocnf.flows import Traversal
-from infocnf.models import InfoCNF
-from infocnf.models.reading import approach, read_slopes
+from infocnf.models import Categorical, InfoCNF
+from infocnf.models.reading import approach, read_once, read_slopes
 from infocnf.models.sharpening import matched_field
-from infocnf.ode.streams import ERASE, NOISE, READ, TIME, draw_normal, draw_uniform
+from infocnf.ode.streams import ERASE, GUESS, NOISE, READ, TIME, draw_normal, draw_uniform
 from infocnf.tolerances import Fixed
 
 __all__ = ["TIMES", "Matching", "matching_objective", "pair"]
@@ -101,7 +101,8 @@ def matching_objective(
     Arguments:
         model: A model whose flow is a single block.
         x: Samples ``(batch, *shape)``.
-        y: Labels of every factor.
+        y: Labels of every factor. One that is missing (-1 for a class, NaN for an amount) is drawn
+            from what the model believes, and is not what the model is taught to read.
         beta: Weight of the cross-entropy.
         end: Weight of the error at the data end.
         share: Share of samples that are read in training.
@@ -117,7 +118,7 @@ def matching_objective(
     """
     if times not in TIMES:
         raise ValueError(f"times must be one of {', '.join(TIMES)}, got {times!r}")
-    labels = model.labels(y, len(x))
+    labels, known = model.partial_labels(y, len(x))
     unlabelled = [name for name in model.code.heads if name not in labels]
     if unlabelled:
         raise ValueError(f"matching needs the labels of every factor: {unlabelled[0]!r} has none")
@@ -125,6 +126,7 @@ def matching_objective(
 
     with torch.no_grad():
         state = approach(model, x)
+        labels = guess(model, state, labels, known, seeds)
         z = place_codes(model, draw_normal(seeds, state.flatten(1), NOISE), labels, state)
         if transport:
             z = pair(state, z, labels)
@@ -138,6 +140,8 @@ def matching_objective(
     losses, read = error, torch.arange(count, device=x.device)
     if model.training and share < 1.0:
         read = read[draw_uniform(seeds, t, READ)[read] < share]
+    for there in known.values():  # a guess is no lesson
+        read = read[there[read]]
     if not len(read):
         nothing = error.new_zeros(0)
         return Matching(losses, error.detach(), read, nothing, nothing, {})
@@ -165,6 +169,34 @@ def matching_objective(
     return Matching(
         losses, error.detach(), read, end_error.detach(), cross_entropy.detach(), answers
     )
+
+
+def guess(
+    model: InfoCNF,
+    state: Tensor,
+    labels: dict[str, Tensor],
+    known: dict[str, Tensor],
+    seeds: Tensor,
+) -> dict[str, Tensor]:
+    """Labels with those that are missing drawn from p(y | x) as the field reads it now: in
+    expectation, a soft label.
+    """
+    if not known:
+        return labels
+    answers = read_once(model, state)
+    found = dict(labels)
+    for i, (name, there) in enumerate(known.items()):
+        factor, answer = model.factors[name], answers[name]
+        normal = draw_normal(seeds, answer[:, :1], GUESS - i)[:, 0].double()
+        if isinstance(factor, Categorical):
+            below = factor.distribution(answer.double()).cumsum(1)
+            drawn = (below < torch.special.ndtr(normal).unsqueeze(1)).sum(1)
+            drawn = drawn.clamp(max=factor.classes - 1)
+        else:
+            belief = factor.distribution(answer)
+            drawn = belief.mean + belief.stddev * normal
+        found[name] = torch.where(there, labels[name], drawn.to(labels[name]))
+    return found
 
 
 def mixture(x: Tensor, z: Tensor, t: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from infocnf.flows.bijection import BlockSolve
 from infocnf.models import Categorical, InfoCNF, LatentODE
+from infocnf.models.labels import is_missing
 from infocnf.objectives import Matching, Objective, Variational
 
 __all__ = [
@@ -117,6 +118,12 @@ def total(values: Tensor) -> float:
     return float(values.detach().double().sum())
 
 
+def total_of_known(values: Tensor, labels: Tensor) -> float:
+    """Sum over examples whose label is known, as if all were."""
+    known = ~is_missing(labels)
+    return total(values[known]) * len(values) / max(int(known.sum()), 1)
+
+
 def wrong_answers(
     model: InfoCNF | LatentODE, answers: dict[str, Tensor], labels: dict[str, Tensor]
 ) -> dict[str, float]:
@@ -126,11 +133,11 @@ def wrong_answers(
     wrong, squares = [], []
     for name, answer in answers.items():
         factor = model.factors[name]
-        found = factor.read(answer.detach())
+        found, label = factor.read(answer.detach()), labels[name]
         if isinstance(factor, Categorical):
-            wrong.append(100.0 * total((found != labels[name]).double()))
+            wrong.append(100.0 * total_of_known((found != label).double(), label))
         else:
-            squares.append(total((found - labels[name]).square()))
+            squares.append(total_of_known((found - label).square(), label))
     sums = {"error_percent": sum(wrong) / len(wrong)} if wrong else {}
     return {**sums, **({"squared_error": sum(squares) / len(squares)} if squares else {})}
 

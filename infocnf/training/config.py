@@ -49,6 +49,10 @@ class DataConfig(Section):
     validation: Share = Field(0.1, description="validation part: a fraction, or a number")
     test: Share = Field(0.1, description="test part where there is no official one")
     limit: Positive | None = Field(None, description="use at most so many examples of each part")
+    labelled: Positive | None = Field(
+        None, description="training examples that keep their labels; all when left out"
+    )
+    unlabelled: bool = Field(True, description="whether the others train without")
     seed: Seed = Field(0, description="seed of the division")
 
     @field_validator("label", mode="before")

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from infocnf.models import InfoCNF
+from infocnf.models.labels import is_missing
 from infocnf.models.sharpening import sharpen
 from infocnf.training.refit import refit
 
@@ -28,6 +30,15 @@ def begin_stage(module: FlowModule) -> None:
         module.average.n_averaged.zero_()
 
 
+def labelled(examples: tuple[Tensor, dict[str, Tensor]]) -> Tensor:
+    """Indices of the examples whose labels are all known."""
+    x, labels = examples
+    known = torch.ones(len(x), dtype=torch.bool)
+    for values in labels.values():
+        known &= ~is_missing(values)
+    return known.nonzero().flatten()
+
+
 def finish_matching(module: FlowModule) -> None:
     """Go on from the averaged weights, with a prior fitted to their codes."""
     assert isinstance(module.model, InfoCNF)
@@ -40,8 +51,9 @@ def finish_matching(module: FlowModule) -> None:
     if count:
         parts = []
         for part in ("train", "validation"):
-            total = len(module.examples[part][0])
-            x, labels = module.take(part, torch.linspace(0, total - 1, min(count, total)).long())
+            usable = labelled(module.examples[part])
+            chosen = torch.linspace(0, len(usable) - 1, min(count, len(usable))).long()
+            x, labels = module.take(part, usable[chosen])
             parts.append((module.preparation(x, module.model_dtype), labels))
         size = module.config.evaluation.batch_size
         gains = refit(module.model.eval(), parts[0], parts[1], batch_size=size)
