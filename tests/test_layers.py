@@ -27,7 +27,8 @@ BELOW["training"] = BELOW["evaluation"] = {*CORE, "data"}
 BELOW["reports"] = {*CORE, "data", "training", "evaluation"}
 BELOW["bench"] = {*CORE, "data", "training", "evaluation", "reports"}
 BELOW["experiments"] = BELOW["bench"]
-BELOW["cli"] = {*BELOW["bench"], "bench", "experiments"}
+BELOW["app"] = {*CORE, "data", "training", "evaluation", "reports"}
+BELOW["cli"] = {*BELOW["bench"], "bench", "experiments", "app"}
 EVERYWHERE = {"errors", "files", "processes"}
 ALLOWED = {"torch", "numpy", "infocnf"}
 

@@ -9,6 +9,7 @@ import typer
 
 from infocnf.cli.bench import bench
 from infocnf.cli.data import data
+from infocnf.cli.demo import demo
 from infocnf.cli.evaluate import evaluate
 from infocnf.cli.predict import predict
 from infocnf.cli.report import report
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, sample, predict, report, reproduce, bench):
+for command in (train, evaluate, sample, predict, report, demo, reproduce, bench):
     app.command()(command)
 app.add_typer(data, name="data")
 

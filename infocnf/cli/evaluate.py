@@ -73,7 +73,7 @@ def evaluate(
 
     if part not in PARTS:
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
-    opened = Run.open(run)
+    opened = Run.open(run, writing=True)
     if opened.is_series:
         refuse(
             budget=budget,

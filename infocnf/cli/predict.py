@@ -20,7 +20,9 @@ __all__ = ["predict"]
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run directory, or digits: the model of the package.")
+    ],
     source: Annotated[
         Path,
         typer.Argument(metavar="INPUT", help="Image, folder of images, .npz, .csv or .parquet."),

@@ -19,4 +19,4 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
     from infocnf.reports import write_report
     from infocnf.training import Run
 
-    console.print(f"written: {write_report(Run.open(run))}")
+    console.print(f"written: {write_report(Run.open(run, writing=True))}")

@@ -21,7 +21,9 @@ LARGEST = 1_000_000
 
 
 def sample(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run directory, or digits: the model of the package.")
+    ],
     label: Annotated[str | None, typer.Option(help="Class to draw; all in turn otherwise.")] = None,
     number: Annotated[int, typer.Option("-n", "--number", help="How many.")] = 100,
     out: Annotated[
@@ -29,7 +31,7 @@ def sample(
         typer.Option(
             "-o",
             "--out",
-            help="Picture .png, array .npz, or table .csv.  [default: samples in RUN]",
+            help="Picture .png, array .npz, or table .csv.  [default: samples in RUN, or here]",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +62,10 @@ def sample(
     name = main_factor(model)
     classes = opened.facts["classes"].get(name, []) if name else []
     chosen = index_of(label, classes)
-    path = out or run / f"samples.{'png' if preparation.is_images else 'csv'}"
+    folder = run if run.is_dir() else Path()  # one of the package's is not written to
+    path = out or folder / f"samples.{'png' if preparation.is_images else 'csv'}"
+    if out is None and folder != run:
+        check_output(path, overwrite)
     if path.suffix == ".png" and model.shape == (1,):
         raise InputError("a picture of samples needs two columns: use -o FILE.csv")
     with counting("sampling", number) as progress:

@@ -35,6 +35,7 @@ from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.files import digest_of, write, write_json
 from infocnf.models import InfoCNF, LatentODE, load
+from infocnf.models.loading import bundled
 from infocnf.processes import is_leader
 from infocnf.training.build import build_data, build_model, settle
 from infocnf.training.callbacks import Journal, Keeper, rows_of
@@ -84,8 +85,18 @@ class Run:
     folder: Path
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
-        """A directory that holds a run, or an error that says what is missing."""
+    def open(cls, folder: str | Path, *, writing: bool = False) -> Run:
+        """A directory that holds a run, or the name of one that comes with the package and is not
+        written to; else an error that says what is missing.
+        """
+        own = bundled(folder)
+        if own is not None:
+            if writing:
+                raise InputError(
+                    f"{folder} comes with the package and stays as it is: predict with it and "
+                    f"sample from it, or train one of your own with 'infocnf train {folder}'"
+                )
+            return cls(own)
         run = cls(Path(folder))
         if not run.folder.is_dir():
             raise InputError(f"{folder} does not exist: train first, or name a run directory")
@@ -213,7 +224,7 @@ def resume(
     folder: Path, settings: Sequence[str] = (), *, callbacks: Sequence[Callback] = ()
 ) -> Run:
     """Continue a run from its last checkpoint, to the weights it would have had uninterrupted."""
-    run = Run.open(folder)
+    run = Run.open(folder, writing=True)
     config, checkpoint = run.config, latest(folder / "checkpoints")
     if settings:
         wanted = parse_config(apply_settings(config.model_dump(), settings), str(folder))

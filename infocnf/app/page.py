@@ -1,0 +1,163 @@
+"""The page itself: Gradio's parts around the actions, nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+from PIL import Image
+
+from infocnf.app.actions import Answer, Player
+from infocnf.errors import InputError
+from infocnf.ode import SolveError
+
+__all__ = ["build", "serve"]
+
+LARGEST_FILE = "5mb"
+CANVAS = 280
+EVERY = "all classes"
+
+
+def told(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors of the user's input as messages on the page."""
+
+    @wraps(action)
+    def safe(*arguments: Any) -> Any:  # noqa: ANN401
+        try:
+            return action(*arguments)
+        except (InputError, SolveError, ValueError) as error:
+            raise gr.Error(str(error)) from None
+
+    return safe
+
+
+def picture(content: bytes | None) -> Image.Image | None:
+    """A PNG as Gradio shows it."""
+    return None if content is None else Image.open(io.BytesIO(content))
+
+
+def strokes_of(drawing: Any) -> np.ndarray:  # noqa: ANN401
+    """The layers of a drawing as one."""
+    layers = (drawing or {}).get("layers") or []
+    if not layers:
+        raise InputError("there is nothing drawn yet: draw first")
+    return np.max([np.asarray(layer) for layer in layers], axis=0)
+
+
+def shown(answer: Answer) -> tuple[Any, ...]:
+    """An answer in the order of the page's parts."""
+    return (
+        answer.probabilities,
+        answer.words,
+        picture(answer.seen),
+        picture(answer.picture),
+        answer.blocks,
+    )
+
+
+def build(player: Player) -> gr.Blocks:
+    """The page of a model."""
+
+    @told
+    def read_drawing(drawing: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        image = player.from_drawing(strokes_of(drawing))
+        return *shown(player.recognise(image)), picture(change(image))
+
+    @told
+    def read_file(path: str | None) -> tuple[Any, ...]:
+        if path is None:
+            raise InputError("choose a file first")
+        image = player.from_upload(Path(path).read_bytes())
+        return *shown(player.recognise(image)), picture(change(image))
+
+    def change(image: Any) -> bytes | None:  # noqa: ANN401
+        return player.counterfactuals(image) if player.label else None
+
+    @told
+    def draw(label: str, temperature: float, seed: float) -> Image.Image | None:
+        return picture(player.samples(label, temperature, int(seed)))
+
+    @told
+    def walk(label: str, first: float, second: float) -> Image.Image | None:
+        return picture(player.walk(label, int(first), int(second)))
+
+    _, height, width = player.model.shape
+    with gr.Blocks(title="infocnf", analytics_enabled=False) as page:
+        gr.Markdown(
+            f"# infocnf\nA model of {width}x{height} images, {player.run.folder.name}. "
+            "Everything is computed on this machine."
+        )
+        with gr.Tab("Draw"), gr.Row():
+            with gr.Column():
+                canvas = gr.Sketchpad(
+                    label="draw",
+                    type="numpy",
+                    canvas_size=(CANVAS, CANVAS),
+                    brush=gr.Brush(default_size=24, colors=["#000000"], color_mode="fixed"),
+                    layers=False,
+                    elem_id="canvas",
+                )
+                go = gr.Button("Recognise", variant="primary", elem_id="recognise")
+                file = gr.File(label="or give an image file", type="filepath", elem_id="file")
+                read = gr.Button("Recognise the file", elem_id="recognise-file")
+            with gr.Column():
+                classes = gr.Label(label="class", num_top_classes=5, elem_id="classes")
+                words = gr.Textbox(label="likelihood", elem_id="words")
+                among = gr.Image(label="likelihood among test images", show_label=False)
+                seen = gr.Image(label="what the model sees", height=140, elem_id="seen")
+                blocks = gr.Dataframe(
+                    headers=["block", "evaluations", "tolerance"], label="solver", elem_id="blocks"
+                )
+        others = gr.Image(
+            label="the same with every label", elem_id="others", visible=bool(player.label)
+        )
+        with gr.Tab("Samples"):
+            label = gr.Dropdown([EVERY, *player.classes], value=EVERY, label="class")
+            temperature = gr.Slider(0.0, 1.2, 0.8, step=0.05, label="temperature")
+            seed = gr.Number(0, label="seed", precision=0)
+            make = gr.Button("Draw samples", variant="primary", elem_id="make")
+            drawn = gr.Image(label="samples", elem_id="samples")
+        with gr.Tab("Walk"):
+            along = gr.Dropdown(player.classes or [EVERY], label="class", elem_id="along")
+            first = gr.Number(1, label="from", precision=0)
+            second = gr.Number(2, label="to", precision=0)
+            step = gr.Button("Walk", variant="primary", elem_id="walk")
+            path = gr.Image(label="one class, from one z_u to another", elem_id="path")
+
+        answer = [classes, words, seen, among, blocks, others]
+        go.click(read_drawing, canvas, answer)
+        read.click(read_file, file, answer)
+        make.click(draw, [label, temperature, seed], drawn)
+        step.click(walk, [along, first, second], path)
+    return page
+
+
+def serve(player: Player, host: str, port: int) -> None:
+    """Serve the page until Ctrl-C, at this port or the next that is free."""
+    build(player).queue(max_size=16).launch(
+        server_name=host,
+        server_port=free_port(host, port),
+        max_file_size=LARGEST_FILE,
+        share=False,
+        show_error=True,
+        quiet=False,
+    )
+
+
+def free_port(host: str, port: int) -> int:
+    """The first port from this one that nobody has."""
+    import socket
+
+    for candidate in range(port, min(port + 100, 65536)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, candidate))
+                return candidate
+            except OSError:
+                continue
+    raise InputError(f"no port from {port} on is free: choose another --port")
