@@ -208,7 +208,7 @@ class Ending:
         prepared = opened.preparation(x[:EXAMPLES], torch.float32, seeds)
         return cls(model, prepared, {k: y[:EXAMPLES] for k, y in labels.items()}, seeds)
 
-    def step(self, start: int, number: int) -> Any:  # noqa: ANN401
+    def step(self, start: int, number: int) -> Any:
         """One step of training, but that weights stay as they are."""
         part = slice(start, start + 32)
         seeds = combine_seeds(self.seeds[part], number)
@@ -270,7 +270,7 @@ def limits(folder: Path, epsilons: Sequence[float]) -> list[tuple[float, float, 
         ending.step(32 * number % EXAMPLES, number)
 
     @torch.no_grad()
-    def solve(tolerance: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def solve(tolerance: Any) -> tuple[Tensor, Tensor]:
         code = model.encode(x, tolerance=tolerance, seeds=seeds)
         assert code.stats is not None
         return code.stats.forward.double(), model.code_log_prob(code, labels).double()
@@ -281,7 +281,7 @@ def limits(folder: Path, epsilons: Sequence[float]) -> list[tuple[float, float, 
     exact = solve(own_steps(1e-7))[1]
     scale = model.dimensions * math.log(2.0)
 
-    def weigh(tolerance: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def weigh(tolerance: Any) -> tuple[Tensor, Tensor]:
         evaluations, log_prob = solve(tolerance)
         return evaluations, (log_prob - exact).abs() / scale
 
