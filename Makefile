@@ -4,7 +4,7 @@ BIN := .venv/bin
 THREADS ?= 2
 RUN ?= runs/digits
 
-.PHONY: run test check bench clean help
+.PHONY: run test check browser docs bench clean help
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,6 +26,12 @@ check: .venv/installed  ## format, lint, types, layers and doctests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py --doctest-modules infocnf
 
+browser: .venv/browser  ## try the page in a real browser (needs Chromium: apt install chromium)
+	$(BIN)/python -m pytest browser
+
+docs: .venv/docs  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
 bench: .venv/bench  ## measure against torchdiffeq, torchode, zuko and diffrax (an hour)
 	$(BIN)/infocnf bench --out docs
 
@@ -36,6 +42,14 @@ clean:  ## remove what was installed and made
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/browser: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]' playwright
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 .venv/bench: .venv/installed

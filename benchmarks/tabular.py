@@ -33,10 +33,10 @@ RESULT = ROOT / "docs" / "results" / "tabular.md"
 HEAD = """# Tables
 
 Made by `python -m benchmarks.tabular`: 5-fold cross-validation on scikit-learn's own data sets, the
-same folds for all, every estimator at its defaults; mean and standard deviation over folds. Rows are
-standardised for those that do not do it themselves. *Log-likelihood* is the mean of log p(x) of test
-rows in nats, in the data's own units, whatever their label. Seconds are those of fitting one fold on
-{threads} threads.
+same folds for all, every estimator at its defaults; mean and standard deviation over folds. Rows
+are standardised for those that do not do it themselves. *Log-likelihood* is the mean of log p(x) of
+test rows in nats, in the data's own units, whatever their label. Seconds are those of fitting one
+fold on {threads} threads.
 """
 
 

@@ -1,0 +1,142 @@
+"""The page in a real browser: ``make browser`` (needs Chromium; Debian: apt install chromium).
+
+Screenshots of each step are in ``outputs/browser``, to be looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect, sync_playwright
+
+PICTURES = Path("outputs/browser")
+PATIENCE = 90_000  # milliseconds for an action on a slow machine
+THREE = [(80, 60), (140, 40), (200, 70), (150, 135), (205, 190), (140, 245), (75, 215)]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The page of the package's model, served from nowhere in particular."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "infocnf", "demo", "digits", "--port", str(port)],
+        env={**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(url, timeout=1)
+                break
+            except OSError:
+                assert server.poll() is None, "the page ended"
+                time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.fixture(scope="module")
+def page(address: str) -> Iterator[Page]:
+    """A window with the page in it; whatever is not of this machine is out of reach."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    browser_path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert browser_path, "no Chromium: apt install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": 1200, "height": 1250})
+        away = re.compile(r"^https?://(?!127\.0\.0\.1)")
+        window.route(away, lambda route: route.abort())
+        window.goto(address)
+        window.wait_for_selector("#canvas canvas", timeout=PATIENCE)
+        yield window
+        browser.close()
+
+
+def draw(page: Page, points: list[tuple[int, int]]) -> None:
+    """A stroke on the canvas, with the mouse."""
+    canvas = page.locator("#canvas canvas").last
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    across, down = box["width"] / 280.0, box["height"] / 280.0
+    page.mouse.move(box["x"] + points[0][0] * across, box["y"] + points[0][1] * down)
+    page.mouse.down()
+    for x, y in points[1:]:
+        page.mouse.move(box["x"] + x * across, box["y"] + y * down, steps=12)
+    page.mouse.up()
+
+
+def test_draw_click_and_read_the_prediction(page: Page) -> None:
+    draw(page, THREE)
+    page.screenshot(path=PICTURES / "drawn.png")
+    page.click("#recognise")
+    words = page.locator("#words textarea")
+    expect(words).to_have_value(re.compile(r"log p\(x\) = -?\d"), timeout=PATIENCE)
+    expect(page.locator("#classes h2")).to_have_text("3")
+    expect(page.locator("#blocks")).to_contain_text(re.compile(r"\d"))
+    expect(page.locator("#others img")).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=PICTURES / "recognised.png", full_page=True)
+
+
+def test_samples_of_a_class(page: Page) -> None:
+    page.get_by_role("tab", name="Samples").click()
+    page.click("#make")
+    expect(page.locator("#samples img")).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=PICTURES / "samples.png")
+
+
+def test_a_walk(page: Page) -> None:
+    page.get_by_role("tab", name="Walk").click()
+    page.click("#walk")
+    expect(page.locator("#path img")).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=PICTURES / "walk.png")
+
+
+def test_a_bad_upload_gets_a_message_and_a_good_one_an_answer(page: Page, tmp_path: Path) -> None:
+    page.get_by_role("tab", name="Draw").click()
+    wrong = tmp_path / "not-an-image.png"
+    wrong.write_bytes(b"hello")
+    page.set_input_files("#file input[type=file]", wrong)
+    page.wait_for_timeout(1500)
+    page.click("#recognise-file")
+    expect(page.get_by_text("this file is no image")).to_be_visible(timeout=PATIENCE)
+    page.screenshot(path=PICTURES / "refused.png")
+
+
+def test_a_file_that_is_too_large_is_refused(address: str) -> None:
+    content = io.BytesIO()
+    Image.effect_noise((2600, 2600), 100).save(content, "PNG")
+    assert len(content.getvalue()) > 5_000_000
+    boundary = "infocnf"
+    body = (
+        (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n'
+            "Content-Type: image/png\r\n\r\n"
+        ).encode()
+        + content.getvalue()
+        + f"\r\n--{boundary}--\r\n".encode()
+    )
+    request = urllib.request.Request(
+        f"{address}/gradio_api/upload",
+        data=body,
+        headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 413

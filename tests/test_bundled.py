@@ -1,0 +1,55 @@
+"""The model that comes with the package."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import infocnf
+from infocnf import InfoCNF
+from infocnf.cli.app import run
+from infocnf.models.loading import bundled
+from infocnf.training import Run
+
+
+def test_it_reads_digits_it_has_not_seen() -> None:
+    model = infocnf.load("digits")
+    assert isinstance(model, InfoCNF)
+    own = Run.open("digits")
+    x, labels = own.data().examples("test")
+    found = model.predict(own.preparation(x, model.dtype), read="one_step")
+    assert isinstance(found, torch.Tensor)
+    assert (found != labels["label"]).float().mean() < 0.02
+
+
+def test_predict_and_sample_work_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, labels = Run.open("digits").data().examples("test")
+    for i in range(3):
+        pixels = (x[i, 0].numpy().astype(float) * 255 / 16).round().astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    assert run(["predict", "digits", str(tmp_path), "--tolerance", "1e-2"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["label"] for row in table] == [str(int(y)) for y in labels["label"][:3]]
+    assert all(0.0 <= float(row["percentile"]) <= 100.0 for row in table)
+    assert run(["sample", "digits", "-n", "10"]) == 0
+    assert Image.open(tmp_path / "samples.png").size[0] > 50
+    assert run(["sample", "digits", "-n", "10"]) == 2  # what is there stays
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["train", "--resume", "--out"]])
+def test_it_stays_as_it_is(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([*command, "digits"]) == 2
+    (tmp_path / "digits").mkdir()  # the user's own goes first
+    assert bundled("digits") is None and bundled("runs/digits") is None and bundled("other") is None
