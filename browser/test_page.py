@@ -64,13 +64,14 @@ def page(address: str) -> Iterator[Page]:
         window.route(away, lambda route: route.abort())
         window.goto(address)
         window.wait_for_selector("#canvas canvas", timeout=PATIENCE)
+        window.wait_for_timeout(2000)  # until the pen is taken
         yield window
         browser.close()
 
 
 def draw(page: Page, points: list[tuple[int, int]]) -> None:
     """A stroke on the canvas, with the mouse."""
-    canvas = page.locator("#canvas canvas").last
+    canvas = page.locator("#canvas canvas").first
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     assert box is not None

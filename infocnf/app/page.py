@@ -21,6 +21,14 @@ __all__ = ["build", "serve"]
 LARGEST_FILE = "5mb"
 CANVAS = 280
 EVERY = "all classes"
+# the pen is in the hand as soon as there is one
+PEN = """() => {
+  const take = () => {
+    const pen = document.querySelector('#canvas button[aria-label="Brush"]');
+    pen ? pen.click() : setTimeout(take, 200);
+  };
+  take();
+}"""
 
 
 def told(action: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,30 +100,34 @@ def build(player: Player) -> gr.Blocks:
             f"# infocnf\nA model of {width}x{height} images, {player.run.folder.name}. "
             "Everything is computed on this machine."
         )
-        with gr.Tab("Draw"), gr.Row():
-            with gr.Column():
-                canvas = gr.Sketchpad(
-                    label="draw",
-                    type="numpy",
-                    canvas_size=(CANVAS, CANVAS),
-                    brush=gr.Brush(default_size=24, colors=["#000000"], color_mode="fixed"),
-                    layers=False,
-                    elem_id="canvas",
-                )
-                go = gr.Button("Recognise", variant="primary", elem_id="recognise")
-                file = gr.File(label="or give an image file", type="filepath", elem_id="file")
-                read = gr.Button("Recognise the file", elem_id="recognise-file")
-            with gr.Column():
-                classes = gr.Label(label="class", num_top_classes=5, elem_id="classes")
-                words = gr.Textbox(label="likelihood", elem_id="words")
-                among = gr.Image(label="likelihood among test images", show_label=False)
-                seen = gr.Image(label="what the model sees", height=140, elem_id="seen")
-                blocks = gr.Dataframe(
-                    headers=["block", "evaluations", "tolerance"], label="solver", elem_id="blocks"
-                )
-        others = gr.Image(
-            label="the same with every label", elem_id="others", visible=bool(player.label)
-        )
+        with gr.Tab("Draw"):
+            with gr.Row():
+                with gr.Column():
+                    canvas = gr.Sketchpad(
+                        label="draw",
+                        type="numpy",
+                        canvas_size=(CANVAS, CANVAS),
+                        brush=gr.Brush(default_size=24, colors=["#000000"], color_mode="fixed"),
+                        layers=False,
+                        placeholder="take the pen on the left, and draw",
+                        elem_id="canvas",
+                    )
+                    go = gr.Button("Recognise", variant="primary", elem_id="recognise")
+                    file = gr.File(label="or give an image file", type="filepath", elem_id="file")
+                    read = gr.Button("Recognise the file", elem_id="recognise-file")
+                with gr.Column():
+                    classes = gr.Label(label="class", num_top_classes=5, elem_id="classes")
+                    words = gr.Textbox(label="likelihood", elem_id="words")
+                    among = gr.Image(label="likelihood among test images", show_label=False)
+                    seen = gr.Image(label="what the model sees", height=140, elem_id="seen")
+                    blocks = gr.Dataframe(
+                        headers=["block", "evaluations", "tolerance"],
+                        label="solver",
+                        elem_id="blocks",
+                    )
+            others = gr.Image(
+                label="the same with every label", elem_id="others", visible=bool(player.label)
+            )
         with gr.Tab("Samples"):
             label = gr.Dropdown([EVERY, *player.classes], value=EVERY, label="class")
             temperature = gr.Slider(0.0, 1.2, 0.8, step=0.05, label="temperature")
@@ -129,6 +141,7 @@ def build(player: Player) -> gr.Blocks:
             step = gr.Button("Walk", variant="primary", elem_id="walk")
             path = gr.Image(label="one class, from one z_u to another", elem_id="path")
 
+        page.load(None, js=PEN)
         answer = [classes, words, seen, among, blocks, others]
         go.click(read_drawing, canvas, answer)
         read.click(read_file, file, answer)

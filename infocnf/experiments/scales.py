@@ -70,7 +70,7 @@ LAPTOP = Scale(
     blocks=2,
     rate=4e-3,
     batches=(1, 4, 20, 100, 500),
-    points=20_001,
+    points=6_001,
 )
 
 PAPER = Scale(
