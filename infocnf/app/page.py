@@ -107,7 +107,7 @@ def build(player: Player) -> gr.Blocks:
                         label="draw",
                         type="numpy",
                         canvas_size=(CANVAS, CANVAS),
-                        brush=gr.Brush(default_size=24, colors=["#000000"], color_mode="fixed"),
+                        brush=gr.Brush(default_size=20, colors=["#000000"], color_mode="fixed"),
                         layers=False,
                         placeholder="take the pen on the left, and draw",
                         elem_id="canvas",
@@ -118,28 +118,28 @@ def build(player: Player) -> gr.Blocks:
                 with gr.Column():
                     classes = gr.Label(label="class", num_top_classes=5, elem_id="classes")
                     words = gr.Textbox(label="likelihood", elem_id="words")
-                    among = gr.Image(label="likelihood among test images", show_label=False)
+                    among = gr.Image(show_label=False)
                     seen = gr.Image(label="what the model sees", height=140, elem_id="seen")
                     blocks = gr.Dataframe(
                         headers=["block", "evaluations", "tolerance"],
                         label="solver",
                         elem_id="blocks",
                     )
-            others = gr.Image(
-                label="the same with every label", elem_id="others", visible=bool(player.label)
-            )
+            gr.Markdown("The same with every label: z_u is kept.", visible=bool(player.label))
+            others = gr.Image(show_label=False, elem_id="others", visible=bool(player.label))
         with gr.Tab("Samples"):
             label = gr.Dropdown([EVERY, *player.classes], value=EVERY, label="class")
             temperature = gr.Slider(0.0, 1.2, 0.8, step=0.05, label="temperature")
             seed = gr.Number(0, label="seed", precision=0)
             make = gr.Button("Draw samples", variant="primary", elem_id="make")
-            drawn = gr.Image(label="samples", elem_id="samples")
+            drawn = gr.Image(show_label=False, elem_id="samples")
         with gr.Tab("Walk"):
             along = gr.Dropdown(player.classes or [EVERY], label="class", elem_id="along")
             first = gr.Number(1, label="from", precision=0)
             second = gr.Number(2, label="to", precision=0)
             step = gr.Button("Walk", variant="primary", elem_id="walk")
-            path = gr.Image(label="one class, from one z_u to another", elem_id="path")
+            gr.Markdown("One class, from one z_u to another.")
+            path = gr.Image(show_label=False, elem_id="path")
 
         page.load(None, js=PEN)
         answer = [classes, words, seen, among, blocks, others]
