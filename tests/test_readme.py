@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from infocnf.cli.app import run
+from infocnf.tolerances import POLICIES
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -27,18 +28,27 @@ def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert (flow.predict(x) == y).double().mean() > 0.9  # type: ignore[attr-defined, operator]
 
 
-@pytest.mark.parametrize("name", ["tolerances", "series"])
-def test_the_loop_of_a_page_runs(name: str) -> None:
+PAGES = sorted((README.parent / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_default_dtype(torch.float32)
-    page = README.parent / "docs" / f"{name}.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(compile(block, str(page), "exec"), {})
+    monkeypatch.chdir(tmp_path)
+    before = dict(POLICIES)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)
+    for added in set(POLICIES) - set(before):
+        del POLICIES[added]
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/command.md", "docs/tolerances.md", "docs/matching.md", "docs/series.md"],
-)
+COMMANDS = ["command", "tolerances", "matching", "series", "index", "own-data", "evaluation"]
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in COMMANDS)])
 def test_the_commands_of_the_pages_exist(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^    infocnf (.*)$", (README.parent / page).read_text(), re.MULTILINE)
     assert len(lines) > 3
