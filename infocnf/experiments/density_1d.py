@@ -98,5 +98,5 @@ EXPERIMENT = Experiment(
     ),
     draw=draw,
     probes=(Probe("area", measure),),
-    caption="|1 - area| over [-15, 15] in double precision unless it says float32.",
+    caption="The error is |1 - area| over [-15, 15], in double precision unless it says float32.",
 )

@@ -43,7 +43,8 @@ def page(results: Results) -> str:
     """The table with what one must know to read it."""
     own = results.experiment
     seeds = ", ".join(map(str, results.scale.seeds))
-    notes = [f"Scale {results.scale.name}, seeds {seeds}.", PROTOCOLS, own.caption]
+    both = any(column.key.startswith("least") for column in own.table(results.scale))
+    notes = [f"Scale {results.scale.name}, seeds {seeds}.", PROTOCOLS * both, own.caption]
     text = " ".join(note for note in notes if note)
     return f"# {own.title}\n\n{own.claim}\n\n{markdown(results)}\n\n{text}\n"
 
