@@ -174,7 +174,8 @@ class FlowEstimator(BaseEstimator):
         config = self.settings(data, seed)
         started = self.model_.float() if go_on else None
         # in double precision answers do not depend on what else is asked
-        self.model_: InfoCNF = fit_in_memory(config, data, started).double()
+        model = fit_in_memory(config, data, started).double()
+        self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
         return self
 
     def encode(self, name: str, values: np.ndarray, go_on: bool) -> np.ndarray:
@@ -284,7 +285,8 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
             self.classes_ = unique_labels(classes)
         strange = np.setdiff1d(y, self.classes_)
         if len(strange):
-            raise ValueError(f"class {strange[0]!r} is not among those named: {self.classes_}")
+            name = np.asarray(strange).tolist()[0]
+            raise ValueError(f"class {name!r} is not among those named: {self.classes_}")
         return self.train(X, np.searchsorted(self.classes_, y), self.classes_, None, not first)
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -305,7 +307,8 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         given = np.broadcast_to(np.asarray(y), (count,))
         strange = np.setdiff1d(given, self.classes_)
         if len(strange):
-            raise ValueError(f"no class is called {strange[0]!r}: there are {self.classes_}")
+            name = np.asarray(strange).tolist()[0]
+            raise ValueError(f"no class is called {name!r}: there are {self.classes_}")
         return torch.from_numpy(np.searchsorted(self.classes_, given))
 
 

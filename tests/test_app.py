@@ -84,9 +84,14 @@ def test_a_walk_begins_and_ends_where_it_should() -> None:
 
 def test_a_model_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(
-        "a,b,label\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(60))
+        "a,b,label\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(120))
     )
-    given = ["data.name=own", f"data.path='{tmp_path / 'x.csv'}'", "data.limit=none"]
+    given = [
+        "data.name=own",
+        f"data.path='{tmp_path / 'x.csv'}'",
+        "data.limit=none",
+        "data.test=20",
+    ]
     run = begin(tiny(*given, "model.architecture=auto"), tmp_path / "run")
     with pytest.raises(InputError, match="no model of images"):
         Player(Run.open(run.folder))

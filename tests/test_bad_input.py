@@ -129,7 +129,11 @@ OWN: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "data.csv",
         "missing.*row 7, column 'width'",
     ),
-    "no label in a row": (table(lambda t: t.replace(",b", ",", 1)), "data.csv", "row 2 has no lab"),
+    "no label at all": (
+        table(lambda t: t.replace(",a", ",").replace(",b", ",")),
+        "data.csv",
+        "no row has a label",
+    ),
     "row numbers": (
         table(lambda t: t.replace("width", "", 1)),
         "data.csv",

@@ -81,7 +81,7 @@ def test_train_evaluate_sample_predict_and_report(
 
     assert command(["report", str(trained)]) == 0
     page = (trained / "report.html").read_text()
-    assert "InfoCNF on digits" in page and page.count("data:image/png;base64,") == 5
+    assert "InfoCNF on digits" in page and page.count("data:image/png;base64,") == 6
     assert f"{found['bits_per_dim']:.3f}" in page
     assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
 
@@ -147,6 +147,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(tmp_path: Path, kind: str)
                 assert other[name] == pytest.approx(value, rel=1e-9)
             elif isinstance(value, float):
                 assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+            elif name in ("familiar", "reliability"):
+                for key, inner in value.items():
+                    np.testing.assert_allclose(other[name][key], inner, rtol=1e-9)
             else:
                 assert other[name] == value, name
 
