@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from infocnf.experiments.outcomes import Results, Row, total
 from infocnf.reports.figures import tidy
@@ -73,6 +74,9 @@ def spent(results: Results, panels: Sequence[Panel] = (ERROR, BITS)) -> Figure:
             band(axes, x, values, COLOURS[i % 10], arm)
         tidy(axes, title, "evaluations since the beginning", label)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     figure.axes[0].legend(frameon=False, fontsize=7)
     return figure
 

@@ -38,7 +38,8 @@ POLL_SECONDS = 2.0
 def identity(recipe: Recipe) -> str:
     """The name of a run: its data, and a digest of all that decides what is trained."""
     config = recipe.config
-    plain = config.model_dump(mode="json", exclude=PLACES)
+    # a setting that comes later, at its default, leaves the names of old runs alone
+    plain = config.model_dump(mode="json", exclude=PLACES, exclude_defaults=True)
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     return f"{config.data.name}-{digest[:12]}"
 
