@@ -11,7 +11,7 @@ help:  ## say what can be made
 
 run: .venv/installed  ## train on handwritten digits, evaluate, draw samples, write a report
 	$(BIN)/infocnf train $(if $(wildcard $(RUN)/config.toml),--resume,digits) --out $(RUN)
-	$(BIN)/infocnf evaluate $(RUN)
+	$(BIN)/infocnf evaluate $(RUN) --outliers
 	$(BIN)/infocnf sample $(RUN)
 	$(BIN)/infocnf report $(RUN)
 	@echo "samples: $(RUN)/samples.png"
