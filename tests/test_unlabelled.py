@@ -37,6 +37,8 @@ def test_unlabelled_samples_have_the_marginal_likelihood_and_no_cross_entropy() 
         torch.testing.assert_close(found.cross_entropy[i], alone.cross_entropy[0])
     with pytest.raises(ValueError, match="labels must lie in"):
         model.log_prob(x, y)
+    with pytest.raises(ValueError, match="the model has 2 factors: y must be a dict"):
+        likelihood_objective(model, x, torch.zeros(4, dtype=torch.long))
 
 
 def test_guesses_are_drawn_from_what_the_model_believes() -> None:

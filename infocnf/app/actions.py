@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from infocnf.evaluation.familiar import Familiar
 from infocnf.models import InfoCNF
 from infocnf.models.codes import Code
 from infocnf.reports.figures import BLUE, GREY, RED, grid, png, tidy
-from infocnf.reports.page import read_evaluation
+from infocnf.reports.page import familiar_of
 from infocnf.reports.samples import Grid, class_grid, counterfactual_grid, draw_samples, main_factor
 from infocnf.tolerances import Fixed
 from infocnf.training import Run
@@ -62,15 +61,9 @@ class Player:
             raise InputError(f"{run.folder} is no model of images, which is what the page shows")
         self.run, self.tolerance = run, tolerance
         self.model: InfoCNF = run.model()
-        self.preparation = run.preparation
+        self.preparation, self.familiar = run.preparation, familiar_of(run)
         self.label = main_factor(self.model)
         self.classes: list[str] = run.facts["classes"].get(self.label, []) if self.label else []
-
-    @cached_property
-    def familiar(self) -> Familiar | None:
-        """What likelihoods are usual, where the run was evaluated."""
-        found = (read_evaluation(self.run) or {}).get("familiar")
-        return Familiar(found["mean"], tuple(found["quantiles"])) if found else None
 
     # ------------------------------------------------------------------------------- images in
 

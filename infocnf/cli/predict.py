@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from infocnf.cli.outputs import check_output
 from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
-
-if TYPE_CHECKING:
-    from infocnf.evaluation.familiar import Familiar
-    from infocnf.training import Run
 
 __all__ = ["predict"]
 
@@ -52,6 +48,7 @@ def predict(
     from infocnf.cli.progress import console, counting
     from infocnf.cli.series import predict_run, refuse
     from infocnf.data.inputs import read_inputs
+    from infocnf.reports.page import familiar_of
     from infocnf.training import Run
 
     opened = Run.open(run)
@@ -78,15 +75,6 @@ def predict(
             "finite likelihood"
         )
     deliver({"example": list(names), **found.columns}, out)
-
-
-def familiar_of(run: Run) -> Familiar | None:
-    """What likelihoods are usual by the evaluation of this model, if there is one."""
-    from infocnf.evaluation.familiar import Familiar
-    from infocnf.reports.page import read_evaluation
-
-    found = (read_evaluation(run) or {}).get("familiar")
-    return Familiar(found["mean"], tuple(found["quantiles"])) if found else None
 
 
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from infocnf.errors import InputError
 from infocnf.flows.pixels import dequantise, quantise
 from infocnf.models.factors import Categorical, Factor, Real
+from infocnf.models.labels import is_missing
 from infocnf.ode.streams import FLIP, draw_uniform, sample_seeds
 
 __all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split", "spread_over"]
@@ -286,8 +287,8 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
 
 
 def missing(labels: np.ndarray) -> np.ndarray:
-    """Which labels are not known: NaN among amounts, -1 among classes."""
-    return np.isnan(labels) if labels.dtype.kind == "f" else labels == -1
+    """Which labels are not known."""
+    return is_missing(torch.from_numpy(labels)).numpy()
 
 
 def size_of(share: float, total: int) -> int:

@@ -120,12 +120,10 @@ class Probe:
     Arguments:
         name: Name of its file.
         measure: What it measures, as plain values.
-        arms: Which arms, by name; all when empty.
     """
 
     name: str
     measure: Callable[[Run, Scale], dict[str, Any]]
-    arms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,6 @@ estimate but the one that was published. Evaluations are means over the iteratio
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infocnf.experiments.declaration import Experiment, Recipe, Scale
+from infocnf.reports.page import read_metrics
 from infocnf.training import Run
 
 __all__ = ["Outcome", "Results", "Summary", "mean_tolerance", "read_rows", "summary"]
@@ -146,8 +144,8 @@ def mean_tolerance(rows: Sequence[Row]) -> float | None:
 
 def read_rows(folder: Path) -> list[Row]:
     """The epochs of a run; figures that are not there are left out."""
-    found = csv.DictReader(io.StringIO((folder / "metrics.csv").read_text()))
-    return [{name: float(v) for name, v in row.items() if v and name != "stage"} for row in found]
+    rows = read_metrics(Run(folder))
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -206,9 +204,3 @@ class Results:
             "scale": self.scale.name,
             "arms": arms,
         }
-
-
-def load_evaluation(folder: Path) -> dict[str, Any]:
-    """The evaluation of a run."""
-    found: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
-    return found

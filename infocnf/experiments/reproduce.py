@@ -9,6 +9,7 @@ from infocnf.experiments.declaration import Arm, Experiment, Recipe, Scale
 from infocnf.experiments.outcomes import Outcome, Results, mean_tolerance, read_rows, summary
 from infocnf.experiments.publishing import publish
 from infocnf.experiments.runs import Workshop, identity
+from infocnf.training import Run
 from infocnf.training.stages import epochs_of
 
 __all__ = ["epochs_in_all", "recipes_of", "reproduce"]
@@ -63,14 +64,11 @@ def gather(experiment: Experiment, scale: Scale, workshop: Workshop) -> Results:
     """The outcomes of an experiment whose runs are done."""
     outcomes: dict[str, list[Outcome]] = {}
     for arm, seed, recipe in recipes_of(experiment, scale, workshop):
-        probes = {
-            probe.name: workshop.probe(recipe, probe, scale)
-            for probe in experiment.probes
-            if not probe.arms or arm.name in probe.arms
-        }
+        probes = {probe.name: workshop.probe(recipe, probe, scale) for probe in experiment.probes}
         place = workshop.place(recipe)
+        evaluation = Run.open(place).read_json("evaluation.json")
         outcomes.setdefault(arm.name, []).append(
-            Outcome(seed, recipe, place, read_rows(place), workshop.evaluation(recipe), probes)
+            Outcome(seed, recipe, place, read_rows(place), evaluation, probes)
         )
     return Results(experiment, scale, outcomes)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from infocnf.errors import StoppedError, WorkError
 from infocnf.experiments.declaration import Probe, Recipe, Scale
-from infocnf.experiments.outcomes import load_evaluation, read_rows
+from infocnf.experiments.outcomes import read_rows
 from infocnf.files import write_json
 from infocnf.training import Run
 from infocnf.training.stages import epochs_of
@@ -157,10 +157,6 @@ class Workshop:
         found = probe.measure(run, scale)
         write_json(path, {**found, "model_sha256": run.model_digest})
         return found
-
-    def evaluation(self, recipe: Recipe) -> dict[str, Any]:
-        """The evaluation of a finished run."""
-        return load_evaluation(self.place(recipe))
 
 
 def rows_so_far(place: Path) -> list[dict[str, float]]:

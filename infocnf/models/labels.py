@@ -71,8 +71,10 @@ class Labelled:
         factors that have such, which labels are known, ``(count,)``. Missing ones are filled in
         with anything.
         """
-        if y is None or not isinstance(y, Mapping):
-            y = {} if y is None else dict.fromkeys(self.factors, y)
+        if not isinstance(y, Mapping):
+            if y is None or len(self.factors) != 1:
+                return self.labels(y, count), {}
+            y = dict.fromkeys(self.factors, y)
         filled, known = {}, {}
         for name, value in y.items():
             label = as_numbers(name, value).to(self.device)

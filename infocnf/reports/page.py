@@ -15,6 +15,7 @@ import torch
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.evaluation.certificate import LARGEST_ERROR
+from infocnf.evaluation.familiar import Familiar
 from infocnf.files import write
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.reports import figures, series
@@ -140,6 +141,12 @@ def read_evaluation(run: Run) -> dict[str, Any] | None:
         return None
     found = run.read_json(name)
     return found if found.get("model_sha256") == run.model_digest else None
+
+
+def familiar_of(run: Run) -> Familiar | None:
+    """What likelihoods are usual by the evaluation of this model, if there is one."""
+    found = (read_evaluation(run) or {}).get("familiar")
+    return Familiar(found["mean"], tuple(found["quantiles"])) if found else None
 
 
 def headline_of(
