@@ -96,6 +96,16 @@ def test_a_run_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
         workshop.make([Recipe(wrong.preset, (*wrong.settings, "model.scales=9"))])
 
 
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    recipe = Arm("", "small").recipe(TINY, 0)
+    workshop = Workshop(tmp_path)
+    place = workshop.place(recipe)
+    (place / "checkpoints").mkdir(parents=True)
+    (place / "splits.npz").write_bytes(b"half")
+    workshop.make([recipe])
+    assert workshop.is_done(recipe)
+
+
 def call(folder: Path) -> subprocess.Popen[str]:
     """Reproduce the tiny result in a process of its own."""
     places = ("--out", str(folder / "results"), "--runs", str(folder / "runs"))

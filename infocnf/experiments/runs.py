@@ -104,12 +104,14 @@ class Workshop:
                 self.call(["evaluate", str(place)], log, recipe)
 
     def training(self, recipe: Recipe, place: Path) -> list[str]:
-        """Arguments that begin or continue a run."""
-        given = [part for s in self.settings for part in ("--set", s)]
-        if (place / "config.toml").is_file():
+        """Arguments that continue a run, or begin it, over what one left that was stopped before its
+        first checkpoint.
+        """
+        if any((place / "checkpoints").glob("*.ckpt")):
             return ["train", "--resume", "--out", str(place)]
-        own = [part for setting in recipe.settings for part in ("--set", setting)]
-        return ["train", recipe.preset, *own, *given, "--out", str(place)]
+        settings = (*recipe.settings, *self.settings)
+        given = [part for setting in settings for part in ("--set", setting)]
+        return ["train", recipe.preset, *given, "--out", str(place), "--overwrite"]
 
     def call(self, arguments: Sequence[str], log: Any, recipe: Recipe) -> None:  # noqa: ANN401
         """Run a command of the package on one core, and tell of its progress."""
