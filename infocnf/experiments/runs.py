@@ -104,8 +104,8 @@ class Workshop:
                 self.call(["evaluate", str(place)], log, recipe)
 
     def training(self, recipe: Recipe, place: Path) -> list[str]:
-        """Arguments that continue a run, or begin it, over what one left that was stopped before its
-        first checkpoint.
+        """Arguments that continue a run, or begin it over what was left by one that was stopped
+        before its first checkpoint.
         """
         if any((place / "checkpoints").glob("*.ckpt")):
             return ["train", "--resume", "--out", str(place)]
