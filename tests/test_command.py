@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 
 from infocnf import load
 from infocnf.cli.app import run as command
+from infocnf.data import kind_of
 from infocnf.processes import is_leader
 from infocnf.training import Run, begin
 from tests.runs import TINY, last, rows, same_state, tiny
@@ -111,6 +112,40 @@ def write_table(path: Path) -> Path:
         lines.append(f"{a:.4f},{b:.4f},{'abc'[i % 3]}")
     path.write_text("\n".join(lines))
     return path
+
+
+def test_coloured_images_of_ones_own_are_learned_by_matching(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, side in (("wide", 1), ("tall", 0)):  # a bar of some colour on a bright ground
+        (tmp_path / "bars" / name).mkdir(parents=True)
+        for i in range(40):
+            image = rng.integers(200, 256, (12, 12, 3))
+            bar = image.swapaxes(0, 1) if side == 0 else image
+            bar[5:7] = rng.integers(0, 100, 3)
+            Image.fromarray(image.astype(np.uint8)).save(tmp_path / "bars" / name / f"{i}.png")
+    out, new = str(tmp_path / "run"), str(tmp_path / "bars" / "tall")
+    few = ["matching.min_steps=60", "model.hidden=[8,16]", "evaluation.tolerance=1e-2"]
+    few = [part for setting in (*few, "evaluation.budget=0") for part in ("--set", setting)]
+    assert command(["train", "--data", str(tmp_path / "bars"), *few, "--out", out]) == 0
+    assert Run.open(Path(out)).config.training.stages == ["matching"]
+    assert command(["evaluate", out]) == 0
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["error_percent"] < 20
+    assert command(["predict", out, new, "-o", str(tmp_path / "new.csv")]) == 0
+    labels = [row["label"] for row in csv.DictReader((tmp_path / "new.csv").open())]
+    assert labels.count("tall") > 32
+    assert command(["sample", out, "--label", "wide"]) == 0
+    assert command(["report", out]) == 0
+
+
+def test_what_ones_own_data_is_decides_its_preset(tmp_path: Path) -> None:
+    arrays = {"pictures": np.zeros((4, 8, 8)), "rows": np.zeros((4, 8)), "times": np.zeros((4, 8))}
+    for name, x in arrays.items():
+        np.savez(tmp_path / f"{name}.npz", **{"times" if name == "times" else "x": x})
+    kinds = [kind_of(tmp_path / f"{name}.npz") for name in arrays]
+    assert kinds == ["images", "rows", "series"]
+    assert kind_of(tmp_path) == "images"
+    assert kind_of(tmp_path / "a.csv") == "rows"
+    assert kind_of(tmp_path / "a.csv", "patient") == "series"
 
 
 def test_a_table_of_ones_own_is_learned_and_predicted(tmp_path: Path) -> None:

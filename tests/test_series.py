@@ -326,7 +326,7 @@ def test_one_strange_series_does_not_spoil_the_others(
 def test_recipes_and_data_must_fit(
     arrays: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["train", "--data", str(arrays), "--out", str(tmp_path / "a")]) == 2
+    assert command(["train", "own", "--data", str(arrays), "--out", str(tmp_path / "a")]) == 2
     assert "holds series" in capfd.readouterr().err
     assert (
         command(["train", "series", "--set", "data.name=digits", "--out", str(tmp_path / "b")]) == 2

@@ -18,7 +18,7 @@ Examples:
   infocnf train --data flowers/                   a folder with a sub-folder of images per class
   infocnf train --data iris.csv --set data.label=species
   infocnf train mnist --data-dir ~/mnist
-  infocnf train series --data steps.csv --set data.series=id --set data.time=day
+  infocnf train --data steps.csv --set data.series=id --set data.time=day
   infocnf train --out runs/digits --resume        after Ctrl-C or a crash
 """
 
@@ -29,8 +29,8 @@ def train(
         typer.Argument(
             help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, "
             "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, "
-            "cifar10-2x, density-1d, spirals, spirals-baseline, japanese-vowels, own (for --data), "
-            "series (for --data with series), or a file.toml.  [default: digits]",
+            "cifar10-2x, density-1d, spirals, spirals-baseline, japanese-vowels; for --data "
+            "images, own (rows), series; or a file.toml.  [default: digits, or by what --data is]",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +72,7 @@ def train(
         given.insert(0, f"data.path={as_toml(data)}")
     if data_dir is not None:
         given.insert(0, f"data.directory={as_toml(data_dir)}")
-    source = preset or ("digits" if data is None else "own")
+    source = preset or ("digits" if data is None else preset_for(data, given))
     folder = out or Path("runs") / (Path(data).stem if data else Path(source).stem)
     if show:
         print(explain(read_config(source, given)), end="")
@@ -83,6 +83,16 @@ def train(
         go_on(folder, given)
     else:
         start(source, given, folder, overwrite)
+
+
+def preset_for(data: str, settings: list[str]) -> str:
+    """The preset for data of one's own, by what it is."""
+    from infocnf.data import kind_of
+
+    named = {key.strip() for key, _, _ in (setting.partition("=") for setting in settings)}
+    column = "series" if "data.series" in named else None
+    kind = kind_of(Path(data).expanduser(), column)
+    return {"images": "images", "series": "series", "rows": "own"}[kind]
 
 
 def as_toml(path: str) -> str:

@@ -262,6 +262,18 @@ def open_path(
     )
 
 
+def kind_of(path: Path, series_column: str | None = None) -> str:
+    """What a user's own data is, by a first look: ``images``, ``series`` or ``rows``."""
+    if path.is_dir():
+        return "images"
+    if series_column is not None or series.is_series_file(path):
+        return "series"
+    if path.suffix.lower() == ".npz" and path.is_file():
+        arrays = images.load_npz(path)
+        return "images" if any(array.ndim > 2 for array in arrays.values()) else "rows"
+    return "rows"
+
+
 def load_data(
     name: str = "digits",
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from infocnf.errors import InputError
 from infocnf.flows.single import fit_marginals
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.models.pretrained import default_dtype
+from infocnf.networks.residual import allowed_levels
 from infocnf.ode.streams import combine_seeds
 from infocnf.tolerances import policy_from_config
 from infocnf.training.config import Config, Recipe
@@ -57,6 +59,7 @@ def build_model(config: Config, data: Dataset) -> InfoCNF | LatentODE:
     if data.raw.is_series:
         return build_latent_ode(config, data)
     arguments = config.model.model_dump()
+    arguments["hidden"] = arguments["hidden"] or widths_for(data.shape)
     tables = marginal_tables(data) if arguments["marginals"] else None
     arguments["marginals"] = tables[1].shape[1] if tables else 0
     with default_dtype(getattr(torch, config.training.precision)):
@@ -75,6 +78,20 @@ def build_model(config: Config, data: Dataset) -> InfoCNF | LatentODE:
     if tables:
         fit_marginals(model.flow, *tables)
     return model
+
+
+def widths_for(shape: tuple[int, ...]) -> list[int]:
+    """Widths of a field that nobody chose: for images those of a U-Net, whose levels end before
+    they have fewer than four pixels a side.
+
+    >>> widths_for((3, 32, 32)), widths_for((1, 14, 14)), widths_for((1, 9, 9)), widths_for((2,))
+    ([32, 64, 128], [32, 64], [32], [64, 64, 64])
+    """
+    if len(shape) != 3:
+        return [64, 64, 64]
+    roomy = 1 + int(math.log2(max(1.0, min(shape[1:]) / 4)))
+    levels = min(allowed_levels(*shape[1:]), roomy, 3)
+    return [32 * 2**level for level in range(levels)]
 
 
 def check_kind(config: Config, data: Dataset) -> None:

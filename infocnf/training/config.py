@@ -75,7 +75,9 @@ class ModelConfig(Section):
     trace: str = Field("auto", description="auto, exact, hutchinson")
     scales: Positive | None = Field(None, description="as many as the size allows when left out")
     blocks: Positive = Field(2, description="blocks before and after each squeeze")
-    hidden: list[Positive] = Field([64, 64, 64], description="widths of each field's hidden layers")
+    hidden: list[Positive] = Field(
+        [64, 64, 64], description="widths of each field's hidden layers; []: by the shape"
+    )
     activation: str = Field("softplus", description="softplus, tanh")
     time: str = Field("concat", description="concat, concat_squash (rows only)")
     alpha: float = Field(1e-6, description="margin of the logit at the data end of images")
