@@ -176,6 +176,7 @@ class FlowEstimator(BaseEstimator):
         # in double precision answers do not depend on what else is asked
         model = fit_in_memory(config, data, started).double()
         self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
+        self.n_seen_ = len(X) + (self.n_seen_ if go_on else 0)
         return self
 
     def encode(self, name: str, values: np.ndarray, go_on: bool) -> np.ndarray:
@@ -290,12 +291,17 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         return self.train(X, np.searchsorted(self.classes_, y), self.classes_, None, not first)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities ``(rows, classes)``, in the order of ``classes_``."""
+        """Probabilities ``(rows, classes)``, in the order of ``classes_``: of n rows learned and k
+        classes none is surer than (n + 1) / (n + k), the rule of succession, for what is read in
+        one step can be exactly 0.
+        """
         rows = self.check_rows(X)
         factor, answer = self.model_.factors[TARGET], self.answers(rows)[TARGET]
         probabilities = factor.distribution(answer.double())
         assert isinstance(probabilities, Tensor)
-        return (probabilities / probabilities.sum(1, keepdim=True)).numpy()
+        probabilities = probabilities / probabilities.sum(1, keepdim=True)
+        classes = probabilities.shape[1]
+        return ((self.n_seen_ * probabilities + 1.0) / (self.n_seen_ + classes)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -39,6 +39,18 @@ def test_in_pipelines_searches_and_folds() -> None:
     assert cross_val_score(clone(search.best_estimator_), x, y, cv=3).mean() > 0.85
 
 
+def test_no_probability_is_surer_than_the_rows_that_were_seen_allow() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = rng.normal(size=(60, 2)) + 20.0 * y[:, None]  # two clouds far apart
+    flow = InfoCNFClassifier(steps=200, **FAST).fit(x, y)
+    found = flow.predict_proba(x)
+    np.testing.assert_allclose(found.sum(1), 1.0, rtol=1e-12)
+    assert found.max() == pytest.approx(61 / 62)
+    flow.partial_fit(x, y)
+    assert flow.predict_proba(x).max() == pytest.approx(121 / 122)
+
+
 def test_a_pickle_holds_no_code_of_the_model_and_answers_the_same() -> None:
     x, y = load_iris(return_X_y=True)
     flow = InfoCNFClassifier(steps=60, **FAST).fit(x, y)

@@ -13,6 +13,7 @@ from infocnf.data import Preparation, spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation import evaluate_within
 from infocnf.evaluation.budget import TOLERANCES
+from infocnf.reports.samples import class_grid
 
 ROWS = Preparation(1, False, (0.0, 0.0), (1.0, 1.0))
 
@@ -59,3 +60,13 @@ def test_some_examples_are_spread_over_all() -> None:
     assert len(some.unique()) == 7 and float(some[0]) == 0.0 and float(some[-1]) == 999.0
     assert torch.equal(some[:, 0].long(), labels["y"])
     assert len(spread_over(x, {}, None)[0]) == len(spread_over(x, {}, 5000)[0]) == 1000
+
+
+def test_samples_of_few_classes_fill_several_rows_each() -> None:
+    x = torch.arange(100.0).reshape(100, 1, 1, 1)  # of two classes in turn
+    grid = class_grid(x, ["even", "odd"], 2)
+    assert grid.images.shape[:2] == (10, 10)
+    assert [name for name in grid.rows if name] == ["even", "odd"] and grid.rows[5] == "odd"
+    assert (grid.images[:5] % 2 == 0).all() and (grid.images[5:] % 2 == 1).all()
+    assert len(grid.images.unique()) == 100
+    assert class_grid(x[:7], ["a", "b", "c"], 2).images.shape[:2] == (3, 2)

@@ -62,17 +62,20 @@ def draw_samples(
 
 
 def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:
-    """Samples of classes in turn, a row for each class; without classes, as near a square as can
-    be.
+    """Samples of classes in turn, a row for each class, or several, so that the whole is nearly a
+    square.
     """
     images = samples.double() / max(levels - 1, 1)
     if 0 < len(images) < len(classes):
         return Grid(images.unsqueeze(1), tuple(classes[: len(images)]))
     if classes:
-        columns = len(images) // len(classes)
-        kept = images[: columns * len(classes)]
-        rows = kept.unflatten(0, (columns, len(classes))).transpose(0, 1)
-        return Grid(rows, tuple(classes))
+        each = len(images) // len(classes)
+        lines = max(1, round((each / len(classes)) ** 0.5))
+        columns = each // lines
+        kept = images[: columns * lines * len(classes)]
+        rows = kept.unflatten(0, (columns, lines, len(classes))).permute(2, 1, 0, 3, 4, 5)
+        titles = tuple(name if i == 0 else "" for name in classes for i in range(lines))
+        return Grid(rows.flatten(0, 1), titles)
     columns = max(1, round(len(images) ** 0.5))
     rows = images[: len(images) // columns * columns]
     return Grid(rows.unflatten(0, (-1, columns)))
