@@ -42,6 +42,12 @@ FOUND = {
     "block they hardly look at the batch: seeds differ far more than batches of one seed do.",
     "marginal": "Here: it does. It lies 0.05 bits per dimension above the conditional one in every "
     "arm, and orders the arms alike.",
+    "batch-size": "Here: it is not sensitive at all. From batches of 1 to 500 the error does not "
+    "change, the likelihood in its fifth digit; gates that look at the batch only choose somewhat "
+    "tighter tolerances for single images.",
+    "partition": "Here: the place does not matter. Errors (3.5 to 4.1 %) and likelihoods (2.06 to "
+    "2.07) of the three places agree within their spread; only the whole code, CCNF, stands out, "
+    "with a better likelihood.",
     "small-vs-large": "Here: large batches reach every error with fewer evaluations of an "
     "iteration, since there are fewer iterations, with or without a partition; CCNF is not behind. "
     "Each evaluation has nine times as many images, which this count, the paper's, leaves out.",

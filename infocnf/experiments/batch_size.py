@@ -51,12 +51,16 @@ def draw(results: Results) -> dict[str, Figure]:
     """Error, bits per dimension and tolerance against the size of the batch."""
     figure = Figure(figsize=(12.6, 3.4), layout="constrained")
     sizes = results.scale.batches
-    names = (("error", "percent"), ("bits", "bits per dimension"), ("tolerance", "tolerance"))
-    for axes, (name, label) in zip(figure.subplots(1, 3), names, strict=True):
+    panels = (
+        ("error", "Test error", "percent"),
+        ("bits", "Test likelihood", "bits per dimension"),
+        ("tolerance", "Tolerance", "geometric mean"),
+    )
+    for axes, (name, title, label) in zip(figure.subplots(1, 3), panels, strict=True):
         for i, (arm, outcomes) in enumerate(results.outcomes.items()):
             values = [[o.probes["batches"][f"{name} {size}"] for o in outcomes] for size in sizes]
             band(axes, sizes, np.array(values), COLOURS[i], arm)
-        tidy(axes, name, "batch size in evaluation", label)
+        tidy(axes, title, "batch size in evaluation", label)
         axes.set_xscale("log")
     figure.axes[2].set_yscale("log")
     figure.axes[0].legend(frameon=False, fontsize=8)
