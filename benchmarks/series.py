@@ -8,13 +8,10 @@ Runs that are in ``--out`` already are not trained again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +20,15 @@ from torchdiffeq import odeint
 from infocnf import LatentODE
 from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.data import load_data
+from infocnf.experiments import EXPERIMENTS
+from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.reproduce import gather, recipes_of
+from infocnf.experiments.runs import Workshop
+from infocnf.experiments.scales import LAPTOP
+from infocnf.experiments.spirals import BASELINE, PARTITIONED
 from infocnf.objectives import variational_objective
 from infocnf.ode.streams import combine_seeds
+from infocnf.training import Run
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "series.md"
@@ -95,13 +99,19 @@ def speed(rounds: int, threads: int) -> str:
         loss.backward()
         steps[name].step()
 
+    def accumulated(turn: int, size: int) -> None:
+        # as the trainer does with training.micro_batch: the same sum, in parts that fit the cache
+        steps["ours"].zero_grad()
+        seeds = combine_seeds(turn, torch.arange(len(series)))
+        for x, drawn in zip(series.split(size), seeds.split(size), strict=True):
+            total = variational_objective(ours, x, seeds=drawn, tolerance=1e-3).total
+            (total / len(series)).backward()
+        steps["ours"].step()
+
+    first = "infocnf, tolerance 1e-3, 1,000 series at a time"
     contenders = {
-        "infocnf, tolerance 1e-3": lambda turn: step(
-            "ours",
-            variational_objective(
-                ours, series, seeds=combine_seeds(turn, torch.arange(5000)), tolerance=1e-3
-            ).loss,
-        ),
+        first: lambda turn: accumulated(turn, 1000),
+        "infocnf, tolerance 1e-3, all at once": lambda turn: accumulated(turn, 5000),
         "public, its own tolerances": lambda turn: step(
             "public", public.loss(series[..., 1:], times)
         ),
@@ -110,22 +120,12 @@ def speed(rounds: int, threads: int) -> str:
         ),
     }
     seconds = {name: median(values) for name, values in interleaved(contenders, rounds).items()}
-    first = seconds["infocnf, tolerance 1e-3"]
     lines = ["| | seconds | ratio |", "|---|---|---|"]
-    lines += [f"| {name} | {value:.2f} | {value / first:.1f} |" for name, value in seconds.items()]
+    lines += [
+        f"| {name} | {value:.2f} | {value / seconds[first]:.1f} |"
+        for name, value in seconds.items()
+    ]
     return SPEED.format(rounds=rounds, threads=threads) + "\n" + "\n".join(lines)
-
-
-def trained(preset: str, folder: Path, settings: list[str]) -> dict[str, Any]:
-    """The evaluation of a run, which is made where it is missing."""
-    command = [sys.executable, "-m", "infocnf"]
-    if not (folder / "config.toml").exists():
-        given = [part for setting in settings for part in ("--set", setting)]
-        subprocess.run([*command, "train", preset, *given, "--out", str(folder)], check=True)
-    if not (folder / "evaluation.json").exists():
-        subprocess.run([*command, "evaluate", str(folder)], check=True)
-    found: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
-    return found
 
 
 def spread(values: list[float], form: str = ".3f") -> str:
@@ -134,45 +134,38 @@ def spread(values: list[float], form: str = ".3f") -> str:
     return f"{statistics.mean(values):{form}} ± {deviation:{form}}"
 
 
-def quality(out: Path, seeds: int) -> str:
-    """The table of spirals."""
-    arms = {}
-    for preset in ("spirals-baseline", "spirals"):
-        arms[preset] = [
-            trained(preset, out / f"{preset}-{seed}", [f"training.seed={seed}"])
-            for seed in range(seeds)
-        ]
+def quality(workshop: Workshop) -> str:
+    """The table of spirals: the runs of ``infocnf reproduce spirals``."""
+    experiment = EXPERIMENTS["spirals"]
+    workshop.make(recipe for _, _, recipe in recipes_of(experiment, LAPTOP))
+    found = gather(experiment, LAPTOP, workshop).outcomes
+    arms = {name: [outcome.evaluation for outcome in found[name]] for name in found}
     rows = {"within the window": "rmse_fit", "after it": "rmse_after", "before it": "rmse_before"}
     lines = ["| | baseline | partitioned | ratio of means |", "|---|---|---|---|"]
-    for name, key in rows.items():
-        one, two = ([found[key] for found in arms[preset]] for preset in arms)
+    for title, key in rows.items():
+        one, two = ([run[key] for run in arms[name]] for name in (BASELINE, PARTITIONED))
         ratio = statistics.mean(two) / statistics.mean(one)
-        lines.append(f"| rmse {name} | {spread(one)} | {spread(two)} | {ratio:.2f} |")
-    ours = arms["spirals"]
+        lines.append(f"| rmse {title} | {spread(one)} | {spread(two)} | {ratio:.2f} |")
+    ours = arms[PARTITIONED]
     for name in ("a", "b"):
-        found = [run["factors"][name]["rmse"] for run in ours]
+        errors = [run["factors"][name]["rmse"] for run in ours]
         guess = ours[0]["factors"][name]["rmse_of_the_mean"]
-        lines.append(f"| rmse of {name} | ({guess:.4f}: the mean) | {spread(found, '.4f')} | |")
+        lines.append(f"| rmse of {name} | ({guess:.4f}: the mean) | {spread(errors, '.4f')} | |")
     wrong = spread([run["error_percent"] for run in ours], ".2f")
     lines.append(f"| wrong directions, % | | {wrong} | |")
-    elbo = [spread([run["elbo"] for run in arms[preset]], ".1f") for preset in arms]
+    elbo = [spread([run["elbo"] for run in arms[n]], ".1f") for n in (BASELINE, PARTITIONED)]
     lines.append(
         f"| lower bound, nats (of log p(x), of log p(x given y)) | {elbo[0]} | {elbo[1]} | |"
     )
-    text = QUALITY.format(last=seeds - 1, draws=ours[0]["draws"])
+    text = QUALITY.format(last=len(ours) - 1, draws=ours[0]["draws"])
     return text + "\n" + "\n".join(lines)
 
 
-def vowels(out: Path, seeds: int, data: Path) -> str:
+def vowels(workshop: Workshop, seeds: Sequence[int] = LAPTOP.seeds) -> str:
     """The table of speakers."""
-    found = [
-        trained(
-            "japanese-vowels",
-            out / f"japanese-vowels-{seed}",
-            [f"training.seed={seed}", f"data.directory={data}"],
-        )
-        for seed in range(seeds)
-    ]
+    recipes = [Recipe("japanese-vowels", (f"training.seed={seed}",)) for seed in seeds]
+    workshop.make(recipes)
+    found = [Run.open(workshop.place(one)).read_json("evaluation.json") for one in recipes]
     wrong = spread([run["error_percent"] for run in found], ".2f")
     fit = spread([run["rmse_fit"] for run in found])
     return "\n".join(
@@ -180,7 +173,7 @@ def vowels(out: Path, seeds: int, data: Path) -> str:
             "## Japanese vowels",
             "",
             "The preset `japanese-vowels` on the 370 test series, "
-            f"seeds 0 to {seeds - 1}; nearest neighbour by dynamic time warping errs in about 5 %.",
+            f"seeds 0 to {seeds[-1]}; nearest neighbour by dynamic time warping errs in about 5 %.",
             "",
             "| speakers wrong, % | rmse of the reconstruction, against the observations |",
             "|---|---|",
@@ -192,18 +185,15 @@ def vowels(out: Path, seeds: int, data: Path) -> str:
 def main() -> None:
     """Measure, train, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "series")
-    parser.add_argument("--data", type=Path, help="folder with japanese_vowels.npz")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce")
+    parser.add_argument("--data", type=Path, help="folder with japanese_vowels.npz", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
 
+    workshop = Workshop(arguments.out, (f"data.directory={str(arguments.data)!r}",), jobs=2)
     parts = [HEAD, machine(), speed(arguments.rounds, arguments.threads)]
-    parts.append(quality(arguments.out, arguments.seeds))
-    if arguments.data is not None:
-        parts.append(vowels(arguments.out, arguments.seeds, arguments.data))
-    publish(RESULT, parts)
+    publish(RESULT, [*parts, quality(workshop), vowels(workshop)])
     print(f"written: {RESULT}")
 
 
