@@ -191,3 +191,12 @@ def test_one_real_iteration_at_the_papers_scale(recipe: Recipe) -> None:
     if cifar and recipe.config.model.supervised:
         assert 1.3e6 < found.parameters < 3.1e6  # the reference: 1.41 to 2.85 million
     assert (found.hours is not None) == (recipe.config.data.name in ("cifar10", "mnist"))
+
+
+def test_forecasts_know_of_examples_that_are_fewer_and_smaller() -> None:
+    arm = EXPERIMENTS["mnist"].arms[0]
+    small = forecast(arm.recipe(LAPTOP, 0))
+    assert small.steps == 5 * 60  # epochs of 3,000 in batches of 50
+    whole = arm.recipe(LAPTOP, 0)
+    larger = forecast(Recipe(whole.preset, (*whole.settings, "data.shrink=1")))
+    assert larger.parameters > small.parameters

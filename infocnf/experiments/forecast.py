@@ -9,6 +9,7 @@ import torch
 
 from infocnf.data import CATALOGUE, Dataset, load_data
 from infocnf.data.dataset import Raw, split
+from infocnf.data.images import shrink
 from infocnf.experiments.declaration import Recipe
 from infocnf.ode.streams import combine_seeds
 from infocnf.training.build import build_model
@@ -90,6 +91,7 @@ def few_examples(config: Config) -> Dataset:
     x = rng.integers(256, size=(40, *SHAPES[name]), dtype=np.uint8)
     y = np.arange(len(x)) % 10
     raw = Raw(x, {"label": y}, {"label": tuple("0123456789")}, levels=256, official=10)
+    raw = shrink(raw, config.data.shrink, name)
     return Dataset(name, raw, split(raw, 10, 10, 0, name))
 
 
@@ -101,6 +103,7 @@ def steps_per_epoch(config: Config, data: Dataset) -> int:
         count = len(data.parts["train"])
     else:
         count = total - (round(own * total) if own < 1 else int(own))
+    count = min(count, config.data.limit or count)
     return Order(count, config.training.batch_size, 0).steps
 
 
