@@ -195,8 +195,8 @@ def test_one_real_iteration_at_the_papers_scale(recipe: Recipe) -> None:
 
 def test_forecasts_know_of_examples_that_are_fewer_and_smaller() -> None:
     arm = EXPERIMENTS["mnist"].arms[0]
-    small = forecast(arm.recipe(LAPTOP, 0))
+    recipe = arm.recipe(scale_of("laptop"), 0)
+    small = forecast(recipe)
     assert small.steps == 5 * 60  # epochs of 3,000 in batches of 50
-    whole = arm.recipe(LAPTOP, 0)
-    larger = forecast(Recipe(whole.preset, (*whole.settings, "data.shrink=1")))
+    larger = forecast(Recipe(recipe.preset, (*recipe.settings, "data.shrink=1")))
     assert larger.parameters > small.parameters
