@@ -176,7 +176,8 @@ class FlowEstimator(BaseEstimator):
         # in double precision answers do not depend on what else is asked
         model = fit_in_memory(config, data, started).double()
         self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
-        self.n_seen_ = len(X) + (self.n_seen_ if go_on else 0)
+        before: int = self.n_seen_ if go_on else 0
+        self.n_seen_: int = before + len(X)
         return self
 
     def encode(self, name: str, values: np.ndarray, go_on: bool) -> np.ndarray:

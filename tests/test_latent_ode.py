@@ -16,9 +16,9 @@ from infocnf import Categorical, LatentODE, Real, load
 from infocnf.models.codes import FactorHead
 from infocnf.networks.encoders import ENCODERS, SeriesEncoder, backwards
 from infocnf.objectives import variational_objective
-from infocnf.objectives.variational import gaussian_kl, supervised_kl
+from infocnf.objectives.variational import excerpt, gaussian_kl, supervised_kl
 from infocnf.ode import solve
-from infocnf.ode.streams import combine_seeds
+from infocnf.ode.streams import NOISE, combine_seeds, draw_normal
 from infocnf.tolerances import Learned
 
 FACTORS = {"amount": Real(2.0, 0.5), "way": Categorical(3, (0.2, 0.3, 0.5))}
@@ -91,20 +91,56 @@ def test_irregular_times_are_those_of_a_regular_grid_that_holds_them() -> None:
     torch.testing.assert_close(few, expected, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("anchor", [0.0, 1.0])
-def test_the_path_is_that_of_the_field_before_and_after(anchor: float) -> None:
-    model = make(anchor=anchor)
+def test_the_path_is_that_of_the_field_before_and_after() -> None:
+    model = make()
     z = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     found, _ = model.decode(z, torch.tensor([-1.5, 0.0, 2.5], dtype=torch.float64), tolerance=1e-9)
     for i, time in enumerate((-1.5, 0.0, 2.5)):
         state = solve(
             lambda t, z: model.block.field.layers(z),
             z,
-            (anchor, time),
+            (0.0, time),
             tolerance=1e-10,
             gradient="backprop",
         ).state
         torch.testing.assert_close(found[:, i], model.decoder(state), rtol=0, atol=1e-7)
+
+
+def test_training_follows_the_whole_series_from_a_state_within_it() -> None:
+    model, x = make(noise=0.5).train(), series([12, 7])
+    seeds = combine_seeds(0, torch.arange(2))
+    seen = excerpt(x, 0.3, seeds)
+    for part, whole in zip(seen, x, strict=True):  # rows of the series, one after the other
+        rows = part[part[:, 0].isfinite()]
+        first = int((whole[:, 0] == rows[0, 0]).nonzero())
+        torch.testing.assert_close(rows, whole[first : first + len(rows)], equal_nan=True)
+        assert 2 <= len(rows) < 12
+    assert (seen[:, 0, 0] > x[:, 0, 0]).any()  # else the times below are the same anyway
+
+    found = variational_objective(model, x, shortest=0.3, seeds=seeds, tolerance=1e-9)
+    posterior = model.encode(seen)
+    z = posterior.draw(draw_normal(seeds, posterior.mean, NOISE))
+    start = model.code.merge(*model.split(z))
+    for i in range(2):
+        there = x[i, :, 1:].isfinite()
+        total = 0.0
+        for row in x[i][x[i, :, 0].isfinite()]:
+            state = solve(
+                lambda t, z: model.block.field.layers(z),
+                start[i : i + 1],
+                (float(seen[i, 0, 0]), float(row[0])),
+                tolerance=1e-10,
+                gradient="backprop",
+            ).state
+            total += (model.decoder(state)[0] - row[1:]).square().nansum().item()
+        assert float(found.mse[i]) == pytest.approx(total / float(there.sum()), rel=1e-6)
+
+    again = variational_objective(model, x, seeds=seeds, tolerance=1e-9)
+    assert not torch.equal(again.losses, found.losses)
+    one, two = (
+        variational_objective(model.eval(), x, shortest=s, seeds=seeds).losses for s in (0.3, 1.0)
+    )
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
 def test_labels_that_are_kept_apart_have_a_fixed_prior() -> None:

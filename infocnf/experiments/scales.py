@@ -96,7 +96,7 @@ PAPER = Scale(
             "spirals",
             (
                 "series.encoder=rnn",
-                "series.anchor=0",
+                "series.shortest=1",
                 "training.epochs=20000",
                 "training.batch_size=5000",
                 "training.learning_rate=1e-3",

@@ -1,7 +1,7 @@
 r"""The latent ODE with a partitioned initial state: a model of time series.
 
 A series of observations :math:`x_i` at times :math:`t_i` has one hidden state :math:`z(t)`, which
-follows an ODE from its value at one time, the *anchor*, and shows through a decoder:
+follows an ODE from its value at the first observation and shows through a decoder:
 
 .. math:: z(t_0) = [z_y, z_u], \qquad \dot z = f(z), \qquad
     x_i \sim \mathcal N(g(z(t_i)), \sigma^2),
@@ -157,9 +157,6 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             fixed. 0: they start alike and the prior is learned, the paper's way; a label that is
             hard to read is then forgotten before the encoder can tell it, and its code is used for
             something else.
-        anchor: Time of the encoded state, counted from the first observation. 0 is the paper's; in
-            the middle of the window a path is followed half as far, in both directions, and what
-            lies before the window is no longer a direction that training never went.
     """
 
     def __init__(
@@ -180,7 +177,6 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         tolerance: Tolerance = 1e-3,
         dropout: float = 0.0,
         separation: float = 0.0,
-        anchor: float = 0.0,
     ) -> None:
         super().__init__()
         given = {
@@ -190,9 +186,6 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
             raise ValueError(f"channels and latent must be at least 1, got {channels}, {latent}")
         if noise is not None and not noise > 0:
             raise ValueError(f"noise must be positive, or None to be learned, got {noise}")
-        if not math.isfinite(anchor):
-            raise ValueError(f"anchor must be a time, got {anchor}")
-        self.anchor = anchor
         self.channels, self.latent, self.factors = channels, latent, check_factors(factors or {})
         self.policy, self._arguments = as_policy(tolerance), given
         self.block = LatentBlock(latent, hidden, method, steps, max_steps)
@@ -231,7 +224,7 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         return self.head.weight.dtype
 
     def encode(self, series: Tensor) -> Posterior:
-        """The state of series ``(batch, rows, 1 + channels)`` at the anchor."""
+        """The initial state of series ``(batch, rows, 1 + channels)``."""
         self.check_input(series)
         mean, log_scale = self.head(self.encoder(series)).chunk(2, dim=1)
         return Posterior(mean, log_scale.clamp(LEAST_LOG_SCALE, LARGEST_LOG_SCALE))
@@ -246,12 +239,11 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         seeds: Tensor | None = None,
     ) -> tuple[Tensor, FlowStats]:
         """Values ``(batch, count, channels)`` at times before and after the first observation, of
-        states ``(batch, latent)`` at the anchor, and what it took.
+        initial states ``(batch, latent)``, and what it took.
 
         Arguments:
-            z: States at the anchor.
-            times: From the first observation, ``(count,)``, or ``(batch, count)`` with NaN where a
-                series has fewer.
+            z: Initial states.
+            times: ``(count,)``, or ``(batch, count)`` with NaN where a series has fewer.
             tolerance: Tolerance of the solves; that of the model's policy when None.
             stepping: ``shared`` or ``individual``; by the model's mode when None.
             seeds: Seeds of each series ``(batch,)``, where the policy draws.
@@ -260,7 +252,7 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         policy.bind(self.places)
         choice = policy(0, z, seeds if self.training else None)
         stepping = stepping or ("shared" if self.training else "individual")
-        times = times.to(z) - self.anchor
+        times = times.to(z)
         states, solves = None, []
         for sign in (1.0, -1.0):
             mine = times.where(sign * times >= 0 if sign > 0 else times < 0, torch.nan)

@@ -27,10 +27,11 @@ from infocnf.flows.bijection import FlowStats
 from infocnf.models.codes import FactorHead
 from infocnf.models.factors import Categorical
 from infocnf.models.latent_ode import LatentODE, Posterior
+from infocnf.networks.encoders import lengths_of
 from infocnf.objectives.measuring import Measurement
 from infocnf.objectives.reinforce import lessons
 from infocnf.ode import SolveError
-from infocnf.ode.streams import NOISE, draw_normal
+from infocnf.ode.streams import EXCERPT, NOISE, draw_normal, draw_uniform
 
 __all__ = ["Variational", "gaussian_kl", "supervised_kl", "variational_objective"]
 
@@ -131,6 +132,7 @@ def variational_objective(
     series: Tensor,
     y: Any = None,  # noqa: ANN401
     *,
+    shortest: float = 1.0,
     kl: float = 1.0,
     kl_supervised: float = 1.0,
     beta: float = 1.0,
@@ -145,6 +147,10 @@ def variational_objective(
         model: The model.
         series: Times and values; see :class:`LatentODE`.
         y: Labels, of none, some or all factors.
+        shortest: Least share of a series from which the state is encoded in training, at the
+            beginning of an excerpt that is drawn for each batch; the whole series is reconstructed
+            from it. Below 1 the field learns to be followed beyond what was seen, in both
+            directions.
         kl: Weight of the divergence of the unsupervised code.
         kl_supervised: Weight of that of the supervised code.
         beta: Weight of the cross-entropy of labels.
@@ -155,13 +161,16 @@ def variational_objective(
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels = model.labels(y, len(series))
-    posterior = model.encode(series)
+    seen = series
+    if model.training and shortest < 1.0 and seeds is not None:
+        seen = excerpt(series, shortest, seeds)
+    posterior = model.encode(seen)
     z = (
         posterior.mean
         if seeds is None
         else posterior.draw(draw_normal(seeds, posterior.mean, NOISE))
     )
-    times = series[..., 0] - series[:, :1, 0]
+    times = series[..., 0] - seen[:, :1, 0]
     there = series[..., 1:].isfinite()
     common = bool((times == times[:1]).all())  # no NaN, either
     found, stats = model.decode(
@@ -199,6 +208,26 @@ def variational_objective(
         surrogate=surrogate,
         sums=sums,
     )
+
+
+def excerpt(series: Tensor, shortest: float, seeds: Tensor) -> Tensor:
+    """A part of each series that has at least a share of its rows, and two; the same part of all in
+    a batch, by its first seed, so that common times stay common.
+
+    >>> rows = torch.arange(8.0).view(1, 8, 1).expand(2, 8, 2)
+    >>> excerpt(rows, 0.25, torch.tensor([3, 4]))[:, :, 0]
+    tensor([[5., 6., 7.],
+            [5., 6., 7.]])
+    """
+    lengths = lengths_of(series)
+    share, place = draw_uniform(seeds[:1], series.new_empty(1, 2), EXCERPT)[0]
+    kept = (lengths * (shortest + (1.0 - shortest) * share)).round().long().clamp(min=2)
+    kept = kept.minimum(lengths)
+    first = (place * (lengths - kept + 1)).long()
+    rows = torch.arange(int(kept.max()), device=series.device)
+    chosen = (first.unsqueeze(1) + rows).clamp(max=series.shape[1] - 1)
+    part = series.gather(1, chosen.unsqueeze(2).expand(-1, -1, series.shape[2]))
+    return part.where((rows < kept.unsqueeze(1)).unsqueeze(2), torch.nan)
 
 
 def reconstruction(

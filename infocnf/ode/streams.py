@@ -20,6 +20,7 @@ __all__ = [
     "DEQUANTISE",
     "DROPOUT",
     "ERASE",
+    "EXCERPT",
     "FLIP",
     "GUESS",
     "NOISE",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 FLIP, DEQUANTISE, NOISE, TIME, ERASE, READ = -2, -3, -4, -5, -6, -8  # and -7, to ERASE
+EXCERPT = -9
 DROPOUT = -16  # and below: one for each factor
 GUESS = -(2**16)  # and below: one for each factor
 TOLERANCE = -(2**20)  # and below: one for each block

@@ -110,7 +110,7 @@ def check_kind(config: Config, data: Dataset) -> None:
 
 def build_latent_ode(config: Config, data: Dataset) -> LatentODE:
     """A fresh model of series."""
-    own = config.series.model_dump(exclude={"kl", "kl_supervised", "beta", "draws"})
+    own = config.series.model_dump(exclude={"shortest", "kl", "kl_supervised", "beta", "draws"})
     with default_dtype(getattr(torch, config.training.precision)):
         torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
         try:

@@ -127,8 +127,8 @@ class SeriesConfig(Section):
     separation: Weight = Field(
         2.0, description="how far apart labels are in the fixed prior; 0: the prior is learned"
     )
-    anchor: float = Field(
-        0.0, description="time of the encoded state; a series of a user lasts about 4"
+    shortest: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="least share of a series from which training encodes, at random, the state"
     )
     kl: Weight = Field(1.0, description="weight of the divergence of the unsupervised code")
     kl_supervised: Weight = Field(1.0, description="weight of that of the supervised code")

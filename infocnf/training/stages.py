@@ -159,6 +159,7 @@ class Plan:
             model,
             series,
             {name: y for name, y in labels.items() if name in model.code.heads},
+            shortest=own.shortest,
             kl=own.kl,
             kl_supervised=own.kl_supervised,
             beta=own.beta,
