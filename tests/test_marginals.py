@@ -180,3 +180,27 @@ def test_a_number_at_the_very_edge_is_finite() -> None:
     assert z.isfinite().all() and log_det.isfinite().all()
     assert float(z.abs().max()) == pytest.approx(-stats.norm.ppf(1e-6), rel=1e-6)
     assert math.isfinite(float(made.inverse(z, WAY).sum()))
+
+
+def likelihood(table: Tensor, images: Tensor) -> float:
+    """Bits of a pixel by the shares of its levels."""
+    shares = table / table.sum(1, keepdim=True)
+    return -float(shares.gather(1, images.flatten(1).t()).log2().mean())
+
+
+def test_histograms_of_few_images_are_blurred_as_far_as_helps() -> None:
+    draw = torch.Generator().manual_seed(0)
+    levels = 256
+
+    def smooth(count: int) -> Tensor:
+        grey = 128.0 + 40.0 * torch.randn(count, 1, 6, 6, generator=draw)
+        return grey.round().clamp(0, 255).long()
+
+    entropy = math.log2(40.0 * math.sqrt(2.0 * math.pi * math.e))
+    _, shares = pixel_tables(smooth(300), levels)
+    assert likelihood(shares, smooth(3000)) < entropy + 0.05  # 1.2 more without
+
+    spikes = 50 * torch.randint(0, 5, (300, 1, 6, 6), generator=draw)  # five levels, no others
+    _, shares = pixel_tables(spikes, levels)
+    assert likelihood(shares, spikes) < math.log2(5) + 0.1
+    assert (shares[:, 1::50] < 0.1).all()

@@ -22,6 +22,9 @@ from infocnf.flows.bijection import Bijection, Traversal
 
 __all__ = ["Gaussianise", "column_tables", "pixel_tables"]
 
+BLURS = (1 / 128, 1 / 50, 1 / 25, 1 / 12, 1 / 6)  # of a pixel's grey levels, as shares of all
+LEAST_GAIN = 1e-3  # nats a pixel, for which a histogram is blurred
+
 
 class Gaussianise(Bijection):
     """Every feature by its own distribution function.
@@ -124,9 +127,10 @@ def pixel_tables(
     """Knots and shares of the grey levels of each pixel of whole-numbered images ``(count,
     channels, height, width)``, whose pixels become :math:`(k + u) / L`.
 
-    A pixel's own histogram is smoothed by those of its neighbours and of all pixels, as if so many
-    more images had been seen; and by half an image of evenly spread levels, so that no level is
-    impossible.
+    A pixel's own histogram is blurred over grey levels by as much as makes the training images most
+    likely, each left out in its turn; and smoothed by those of its neighbours and of all pixels, as
+    if so many more images had been seen, and by half an image of evenly spread levels, so that no
+    level is impossible.
 
     Arguments:
         images: Training images.
@@ -141,9 +145,37 @@ def pixel_tables(
     own = own.view(channels, height, width, levels).permute(3, 0, 1, 2)
     near = F.avg_pool2d(own, 3, stride=1, padding=1, count_include_pad=False)
     overall = own.mean((2, 3), keepdim=True)
-    shares = own + (neighbours * near + everywhere * overall) / count + 0.5 / levels
+    others = (neighbours * near + everywhere * overall) / count + 0.5 / levels
+    shares = blur(own.flatten(1), others.flatten(1)).view_as(own) + others
     knots = torch.linspace(0.0, 1.0, levels + 1, dtype=torch.float64)
     return knots.expand(flat.shape[1], -1), shares.permute(1, 2, 3, 0).reshape(-1, levels)
+
+
+def blur(counts: Tensor, others: Tensor) -> Tensor:
+    """Counts ``(levels, pixels)`` blurred over levels, in that of several ways in which images are
+    most likely by all but themselves; ``others`` is what is added to the counts anyway.
+    """
+    levels = torch.arange(len(counts), dtype=torch.float64)
+    best, most = counts, leave_one_out(counts, counts, 1.0, others)
+    for share in BLURS:
+        distance = (levels.unsqueeze(1) - levels) / (share * len(counts))
+        kernel = torch.exp(-0.5 * distance.square())
+        kernel = kernel / kernel.sum(0)
+        blurred, itself = kernel @ counts, kernel.diagonal().unsqueeze(1)
+        for weight in (0.5, 0.9, 1.0):
+            mixed = torch.lerp(counts, blurred, weight)
+            found = leave_one_out(counts, mixed, 1.0 + weight * (itself - 1.0), others)
+            if found > most + LEAST_GAIN * float(counts.sum()):
+                best, most = mixed, found
+    return best
+
+
+def leave_one_out(
+    counts: Tensor, smoothed: Tensor, itself: Tensor | float, others: Tensor
+) -> float:
+    """Log-likelihood of images of these counts, each by the smoothed counts without ``itself``."""
+    rest = (smoothed - itself).clamp(min=0.0) + others
+    return float((counts * rest.log()).sum())
 
 
 def column_tables(rows: Tensor, bins: int) -> tuple[Tensor, Tensor]:
