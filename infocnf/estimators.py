@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
+from infocnf.data.dataset import as_often
 from infocnf.models import InfoCNF
 from infocnf.models.reading import reads_in_one_step
 from infocnf.training import read_config
@@ -147,7 +149,7 @@ class FlowEstimator(BaseEstimator):
         """Fit a flow to checked rows, their target (numbers of classes where these have names) and
         further labels; from the weights so far where training goes on.
         """
-        if len(X) < 2:
+        if len(X) < 2 and not go_on:
             raise ValueError(f"a density needs at least 2 rows, got n_samples = {len(X)}")
         if not go_on:
             self.columns_ = np.flatnonzero(np.ptp(X, 0) > 0)
@@ -162,7 +164,10 @@ class FlowEstimator(BaseEstimator):
 
         inner = {} if target is None else {TARGET: target}
         for name, values in (labels or {}).items():
-            inner[name] = self.encode(name, np.asarray(values), go_on)
+            inner[name] = self.encode(name, np.asarray(values), len(X), go_on)
+        if go_on and set(inner) != set(self.model_.factors):
+            missing = sorted(set(self.model_.factors) ^ set(inner))[0]
+            raise ValueError(f"partial_fit needs the labels of the first fit: see {missing!r}")
         seed = seed_of(self.random_state)
         data = rows_in_memory(
             self.preparation_(torch.from_numpy(rows), torch.float64).numpy(),
@@ -172,7 +177,15 @@ class FlowEstimator(BaseEstimator):
             seed=seed,
         )
         config = self.settings(data, seed)
-        started = self.model_.float() if go_on else None
+        counts = {
+            name: np.bincount(inner[name], minlength=len(known))
+            for name, known in self.names_.items()
+        }
+        seen: dict[str, np.ndarray] = self.counts_ if go_on else {}
+        self.counts_: dict[str, np.ndarray] = {
+            name: mine + seen.get(name, 0) for name, mine in counts.items()
+        }
+        started = self.restarted() if go_on else None
         # in double precision answers do not depend on what else is asked
         model = fit_in_memory(config, data, started).double()
         self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
@@ -180,14 +193,30 @@ class FlowEstimator(BaseEstimator):
         self.n_seen_: int = before + len(X)
         return self
 
-    def encode(self, name: str, values: np.ndarray, go_on: bool) -> np.ndarray:
+    def restarted(self) -> InfoCNF:
+        """The model so far, to be trained on: its classes as frequent as they were in all rows."""
+        model = deepcopy(self.model_).float()
+        for name, counts in self.counts_.items():
+            model.factors[name] = as_often(counts)
+        return model
+
+    def encode(self, name: str, values: np.ndarray, count: int, go_on: bool) -> np.ndarray:
         """A further label as numbers: of classes, unless it is of real numbers."""
         if name == TARGET:
             raise ValueError(f"no further label may be called {TARGET!r}")
+        if values.shape != (count,):
+            raise ValueError(
+                f"label {name!r} must have one value for each of {count} rows, got {values.shape}"
+            )
         if values.dtype.kind == "f":
             return values
         if not go_on:
             self.names_[name] = np.unique(values)
+        strange = np.setdiff1d(values, self.names_[name])
+        if len(strange):
+            raise ValueError(
+                f"label {name!r} had no class {strange.tolist()[0]!r} in the first fit"
+            )
         return np.searchsorted(self.names_[name], values)
 
     def settings(self, data: Dataset, seed: int) -> Config:
@@ -197,6 +226,10 @@ class FlowEstimator(BaseEstimator):
         for name in ("steps", "width", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise ValueError(
+                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
+            )
         rows, width = len(data.parts["train"]), data.shape[0]
         size = min(self.batch_size, rows)
         epochs = math.ceil(self.steps / math.ceil(rows / size))
@@ -274,9 +307,11 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
             )
         return self.train(X, target, self.classes_, labels)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
-        """Go on from the weights so far with more rows, standardised as the first were. The first
-        call must name all classes.
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, *, labels: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Go on from the weights so far with more rows, standardised as the first were, and with
+        the further labels of the first. The first call must name all classes.
         """
         first = not hasattr(self, "model_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
@@ -289,7 +324,7 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         if len(strange):
             name = np.asarray(strange).tolist()[0]
             raise ValueError(f"class {name!r} is not among those named: {self.classes_}")
-        return self.train(X, np.searchsorted(self.classes_, y), self.classes_, None, not first)
+        return self.train(X, np.searchsorted(self.classes_, y), self.classes_, labels, not first)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities ``(rows, classes)``, in the order of ``classes_``: of n rows learned and k
@@ -327,11 +362,13 @@ class InfoCNFRegressor(RegressorMixin, FlowEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         return self.train(X, y.astype(np.float64), None, labels)
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
-        """Go on from the weights so far with more rows, standardised as the first were."""
+    def partial_fit(self, X: Any, y: Any, *, labels: Mapping[str, Any] | None = None) -> Self:
+        """Go on from the weights so far with more rows and labels, rows and amounts standardised as
+        the first were.
+        """
         first = not hasattr(self, "model_")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
-        return self.train(X, y.astype(np.float64), None, None, not first)
+        return self.train(X, y.astype(np.float64), None, labels, not first)
 
     def predict(self, X: Any) -> np.ndarray:
         """The expected amount of each row."""

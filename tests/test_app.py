@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from infocnf.app.actions import Player, arc
+from infocnf.data.inputs import read_inputs
 from infocnf.errors import InputError
 from infocnf.training import Run, begin
 from tests.runs import tiny
@@ -49,6 +50,23 @@ def test_files_that_are_no_images_or_too_large_are_refused(player: Player) -> No
     buffer = io.BytesIO()
     Image.new("RGBA", (30, 20), (255, 0, 0, 255)).save(buffer, "PNG")
     assert player.from_upload(buffer.getvalue()).shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "I;16"])
+def test_an_upload_is_read_as_predict_reads_it(player: Player, mode: str, tmp_path: Path) -> None:
+    grey = np.arange(64).reshape(8, 8)  # dark: at most 63 of 255
+    if mode == "LA":
+        alpha = np.where(np.arange(8) < 4, 255, 0) + np.zeros((8, 8))
+        image = Image.fromarray(np.stack([grey, alpha], 2).astype(np.uint8), "LA")
+    else:
+        image = Image.fromarray(
+            (grey * 257).astype(np.uint16) if mode == "I;16" else grey.astype(np.uint8)
+        )
+    image.save(tmp_path / "image.png")
+    _, expected = read_inputs(tmp_path / "image.png", player.run.facts)
+    found = player.from_upload((tmp_path / "image.png").read_bytes())
+    np.testing.assert_array_equal(found, expected)
+    assert (expected[0, 0, :, 4:] == 16).all() if mode == "LA" else expected.max() <= 4
 
 
 def test_an_answer_is_that_of_the_model(player: Player) -> None:

@@ -51,6 +51,34 @@ def test_no_probability_is_surer_than_the_rows_that_were_seen_allow() -> None:
     assert flow.predict_proba(x).max() == pytest.approx(121 / 122)
 
 
+def test_going_on_learns_how_frequent_classes_are() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], 60)
+    x = rng.normal(size=(120, 2)) + 3.0 * y[:, None]
+    flow = InfoCNFClassifier(steps=60, **FAST)
+    flow.partial_fit(x[:60], y[:60], classes=[0, 1], labels={"k": x[:60, 0]})
+    assert flow.model_.factors["target"].probabilities[1] < 0.02
+    flow.partial_fit(x[60:], y[60:], labels={"k": x[60:, 0]})
+    assert flow.model_.factors["target"].probabilities[1] == pytest.approx(0.5)
+    kept = flow.predict_proba(x)
+    with pytest.raises(ValueError, match="needs the labels of the first fit"):
+        flow.partial_fit(x, y)
+    np.testing.assert_array_equal(flow.predict_proba(x), kept)  # as it was, in double precision
+
+
+def test_labels_must_be_as_many_as_rows_and_known() -> None:
+    x, y = load_iris(return_X_y=True)
+    flow = InfoCNFClassifier(steps=20, **FAST)
+    with pytest.raises(ValueError, match="one value for each of 75 rows"):
+        flow.fit(x[:75], y[:75] % 2, labels={"kind": y})
+    kinds = np.array(["a", "b"])
+    flow.fit(x, y, labels={"kind": kinds[y % 2]})
+    with pytest.raises(ValueError, match="had no class 'c'"):
+        flow.partial_fit(x, y, labels={"kind": np.repeat("c", len(y))})
+    with pytest.raises(ValueError, match="validation_fraction must be in"):
+        InfoCNFClassifier(validation_fraction=1.0).fit(x, y)
+
+
 def test_a_pickle_holds_no_code_of_the_model_and_answers_the_same() -> None:
     x, y = load_iris(return_X_y=True)
     flow = InfoCNFClassifier(steps=60, **FAST).fit(x, y)

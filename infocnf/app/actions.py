@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from infocnf.data.images import read_image
 from infocnf.errors import InputError
 from infocnf.evaluation.density import score
 from infocnf.evaluation.familiar import Familiar
@@ -69,21 +70,27 @@ class Player:
 
     def from_drawing(self, strokes: np.ndarray) -> Tensor:
         """An image of the model's size from a drawing ``(height, width, 4)``, whose opacity is the
-        ink: cut out, centred, and as large as the data's.
+        ink: cut out, centred in a frame of the model's shape, white on black, and as bright as the
+        data's whatever the stroke's width.
         """
         ink = np.asarray(strokes)[..., 3].astype(np.float64)
         rows, columns = np.nonzero(ink > INK)
         if not len(rows):
             raise InputError("there is nothing drawn yet: draw first")
         cut = ink[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-        side = round(max(cut.shape) * (1.0 + 2.0 * MARGIN))
-        square = np.zeros((side, side))
-        top, left = (side - cut.shape[0]) // 2, (side - cut.shape[1]) // 2
-        square[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
-        return self.to_levels(Image.fromarray(square.astype(np.uint8)))
+        channels, *sides = self.model.shape
+        unit = max(length / side for length, side in zip(cut.shape, sides, strict=True))
+        high, wide = (round(unit * side * (1.0 + 2.0 * MARGIN)) for side in sides)
+        frame = np.zeros((high, wide))
+        top, left = (high - cut.shape[0]) // 2, (wide - cut.shape[1]) // 2
+        frame[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
+        small = self.resized(Image.fromarray(frame.astype(np.uint8)))
+        return self.to_levels(np.tile(small * (255.0 / max(small.max(), 1.0)), (channels, 1, 1)))
 
     def from_upload(self, content: bytes) -> Tensor:
-        """An image of the model's size from the bytes of a file."""
+        """An image of the model's size from the bytes of a file, read as :func:`read_image` reads
+        those of the data.
+        """
         try:
             picture = Image.open(io.BytesIO(content))
             if picture.width * picture.height > LARGEST_PIXELS:
@@ -94,17 +101,19 @@ class Player:
             picture.load()
         except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError):
             raise InputError("this file is no image: give a PNG or JPEG") from None
-        return self.to_levels(picture)
+        pixels = read_image(io.BytesIO(content), self.model.shape[0])
+        return self.to_levels(np.concatenate([self.resized(Image.fromarray(c)) for c in pixels]))
 
-    def to_levels(self, picture: Image.Image) -> Tensor:
-        """Whole grey levels ``(1, channels, height, width)``, by averages over areas."""
-        channels, height, width = self.model.shape
-        mode = picture.convert("L" if channels == 1 else "RGB")
-        small = np.asarray(mode.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
-        if channels == 1:  # strokes of any width are as bright as the data's
-            small = small[..., None] * (255.0 / max(small.max(), 1.0))
-        levels = np.rint(small / 255.0 * (self.preparation.levels - 1)).astype(np.int64)
-        return torch.from_numpy(levels).permute(2, 0, 1).unsqueeze(0)
+    def resized(self, picture: Image.Image) -> np.ndarray:
+        """Grey levels ``(1, height, width)`` of the model's size, by averages over areas."""
+        _, height, width = self.model.shape
+        small = picture.resize((width, height), Image.Resampling.BOX)
+        return np.asarray(small, dtype=np.float64)[None]
+
+    def to_levels(self, pixels: np.ndarray) -> Tensor:
+        """Whole grey levels ``(1, channels, height, width)`` of those from 0 to 255."""
+        levels = np.rint(pixels / 255.0 * (self.preparation.levels - 1)).astype(np.int64)
+        return torch.from_numpy(levels).unsqueeze(0)
 
     # --------------------------------------------------------------------------------- actions
 

@@ -270,7 +270,8 @@ def kind_of(path: Path, series_column: str | None = None) -> str:
         return "series"
     if path.suffix.lower() == ".npz" and path.is_file():
         arrays = images.load_npz(path)
-        return "images" if any(array.ndim > 2 for array in arrays.values()) else "rows"
+        examples = [arrays[name] for name in ("x", "x_train") if name in arrays]
+        return "images" if any(x.ndim > 2 for x in examples) else "rows"
     return "rows"
 
 

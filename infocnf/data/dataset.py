@@ -156,8 +156,7 @@ class Dataset:
             mine = values[self.parts["train"]]
             mine = mine[~missing(mine)]
             if name in self.raw.classes:
-                counts = np.bincount(mine, minlength=len(self.raw.classes[name])) + 1.0
-                found[name] = Categorical(len(counts), tuple((counts / counts.sum()).tolist()))
+                found[name] = as_often(np.bincount(mine, minlength=len(self.raw.classes[name])))
             else:
                 found[name] = Real(float(mine.mean()), max(float(mine.std()), 1e-12))
         return found
@@ -284,6 +283,12 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
             "change data.validation or data.test, or bring more examples"
         )
     return parts
+
+
+def as_often(counts: np.ndarray) -> Categorical:
+    """Classes as frequent as these counts, each with one more."""
+    shares = (counts + 1.0) / (counts + 1.0).sum()
+    return Categorical(len(counts), tuple(shares.tolist()))
 
 
 def missing(labels: np.ndarray) -> np.ndarray:

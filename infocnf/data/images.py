@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def channels_first(x: np.ndarray, path: Path) -> np.ndarray:
 
 def read_folder(folder: Path) -> Raw:
     """Images in one sub-folder per class, all of one size."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and is_seen(path))
     if len(names) < 2:
         raise InputError(f"{folder} has {len(names)} sub-folders: make one for each class")
     x, y = [], []
@@ -228,10 +228,15 @@ def read_folder(folder: Path) -> Raw:
 
 def image_files(folder: Path) -> list[Path]:
     """The images of a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and is_seen(p))
 
 
-def read_image(path: Path, channels: int | None = None) -> np.ndarray:
+def is_seen(path: Path) -> bool:
+    """Whether a file or folder is the user's own work, not one that a system hid there."""
+    return not path.name.startswith((".", "__MACOSX"))
+
+
+def read_image(path: Path | IO[bytes], channels: int | None = None) -> np.ndarray:
     """Grey levels ``(channels, height, width)`` of one image; with its own channels when None."""
     from PIL import Image, UnidentifiedImageError
 
@@ -250,7 +255,7 @@ def read_image(path: Path, channels: int | None = None) -> np.ndarray:
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def eight_bits(pixels: np.ndarray, path: Path) -> np.ndarray:
+def eight_bits(pixels: np.ndarray, path: Path | IO[bytes]) -> np.ndarray:
     """Grey levels of 16 bits as 8 bits."""
     if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
         raise InputError(f"{path} holds neither 8 nor 16 bits per pixel: save it with 8")
