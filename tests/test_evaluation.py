@@ -69,4 +69,7 @@ def test_samples_of_few_classes_fill_several_rows_each() -> None:
     assert [name for name in grid.rows if name] == ["even", "odd"] and grid.rows[5] == "odd"
     assert (grid.images[:5] % 2 == 0).all() and (grid.images[5:] % 2 == 1).all()
     assert len(grid.images.unique()) == 100
-    assert class_grid(x[:7], ["a", "b", "c"], 2).images.shape[:2] == (3, 2)
+    for count, classes, shape in ((7, 3, (3, 3)), (10, 2, (4, 3)), (5, 0, (2, 3)), (3, 0, (2, 2))):
+        grid = class_grid(2.0 + x[:count], list("abc")[:classes], 2)
+        assert grid.images.shape[:2] == shape
+        assert int((grid.images > 1).sum()) == count  # all are there, the others white

@@ -47,7 +47,8 @@ def sign_codes(classes: int, cells: int, seed: int = 0) -> Tensor:
     if cells < classes - 1:
         raise ValueError(
             f"{classes} classes cannot be told apart in a supervised code of {cells} "
-            f"{'dimension' if cells == 1 else 'dimensions or cells'}: raise supervised"
+            f"{'dimension' if cells == 1 else 'dimensions or cells'}: raise "
+            "supervised, or train by maximum likelihood, with separation 0"
         )
     generator = torch.Generator().manual_seed(seed)
     count = max(1, min(ATTEMPTS, 10**7 // (classes * classes * cells)))

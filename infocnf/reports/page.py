@@ -241,7 +241,7 @@ def pictures_of(model: InfoCNF, data: Dataset, preparation: Preparation) -> list
     if not preparation.is_images:
         return plots_of_rows(model, data, preparation)
     samples = draw_samples(model, preparation, 12 * len(classes) or 64)
-    text = "Drawn from the model, a row for each class." if classes else "Drawn from the model."
+    text = "Drawn from the model, class by class." if classes else "Drawn from the model."
     parts = [
         Part("Samples", text, [figures.grid(class_grid(samples, classes, preparation.levels))])
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,16 +70,21 @@ def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:
     if 0 < len(images) < len(classes):
         return Grid(images.unsqueeze(1), tuple(classes[: len(images)]))
     if classes:
-        each = len(images) // len(classes)
+        each = -(-len(images) // len(classes))
         lines = max(1, round((each / len(classes)) ** 0.5))
-        columns = each // lines
-        kept = images[: columns * lines * len(classes)]
-        rows = kept.unflatten(0, (columns, lines, len(classes))).permute(2, 1, 0, 3, 4, 5)
+        columns = -(-each // lines)
+        full = padded(images, columns * lines * len(classes))
+        rows = full.unflatten(0, (columns, lines, len(classes))).permute(2, 1, 0, 3, 4, 5)
         titles = tuple(name if i == 0 else "" for name in classes for i in range(lines))
         return Grid(rows.flatten(0, 1), titles)
-    columns = max(1, round(len(images) ** 0.5))
-    rows = images[: len(images) // columns * columns]
+    columns = math.ceil(len(images) ** 0.5)
+    rows = padded(images, -(-len(images) // columns) * columns)
     return Grid(rows.unflatten(0, (-1, columns)))
+
+
+def padded(images: Tensor, count: int) -> Tensor:
+    """Images with white ones after them, so many in all."""
+    return torch.cat([images, images.new_ones(count - len(images), *images.shape[1:])])
 
 
 def counterfactual_grid(

@@ -29,7 +29,21 @@ def build_data(config: Config) -> Dataset:
     given = config.data.model_dump()
     flip = given.pop("flip")
     data = load_data(given.pop("name"), **given)
+    if config.data.path is not None:
+        check_classes(data)
     return data if flip is None else data.mirrored(flip)
+
+
+def check_classes(data: Dataset) -> None:
+    """Refuse classes of a user's own that training would never meet."""
+    for name, classes in data.raw.classes.items():
+        known = data.raw.labels[name]
+        for number, label in enumerate(classes):
+            if not (known[data.parts["train"]] == number).any():
+                raise InputError(
+                    f"{name} {label!r} has {int((known == number).sum())} examples, none of them "
+                    "to train on: bring more, leave it out, or change data.test, data.validation"
+                )
 
 
 def settle(config: Config, data: Dataset) -> Config:
