@@ -33,8 +33,8 @@ Made by `python -m benchmarks.labels`: the 8x8 digits with {LABELS} labels, ten 
 150 more labelled images choose the epoch and what is read, 500 are the test set. Mean and standard
 deviation over {len(SEEDS)} seeds. All flows take about as many steps: 60 epochs of matching and
 one of maximum likelihood with 1,147 images, ten times as many epochs with 100. Scikit-learn's
-estimators (a support vector machine at its defaults, label spreading over nearest neighbours) have the same
-images; with 250 labels they also learn those of the 150, which the flows do not train on.
+estimators (a support vector machine at its defaults, label spreading over nearest neighbours) have
+the same images; with 250 labels they also learn those of the 150, which the flows do not train on.
 """
 
 FEW = f"data.labelled={LABELS}"
