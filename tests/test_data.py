@@ -25,11 +25,14 @@ from infocnf.data import CATALOGUE, Preparation, load_data
 from infocnf.data.catalogue import IDX, open_entry
 from infocnf.data.dataset import PARTS
 from infocnf.data.download import fetch
+from infocnf.data.images import read_folder
 from infocnf.data.inputs import read_inputs
 from infocnf.data.mixtures import mixture_log_density
 from infocnf.data.tables import read_table
 from infocnf.errors import InputError, WorkError
 from infocnf.ode.streams import combine_seeds
+from infocnf.training import read_config
+from infocnf.training.build import build_data
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -361,3 +364,33 @@ def test_squares_of_pixels_become_their_mean(tmp_path: Path) -> None:
     assert small.x[0, 0].tolist() == [[2, 4], [10, 12]]  # 2.5, 4.5, ...: to the even one
     with pytest.raises(InputError, match="does not divide"):
         load_data(path=tmp_path / "x.npz", shrink=3)
+
+
+def write_images(folder: Path, **counts: int) -> Path:
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            grey = np.full((4, 4), 10 * i, dtype=np.uint8)
+            Image.fromarray(grey).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_what_a_system_hid_in_a_folder_is_not_read(tmp_path: Path) -> None:
+    write_images(tmp_path, a=3, b=3, **{".ipynb_checkpoints": 1, "__MACOSX": 1})
+    (tmp_path / "a" / "._0.png").write_bytes(b"resource fork")
+    raw = read_folder(tmp_path)
+    assert raw.classes == {"label": ("a", "b")} and len(raw.x) == 6
+
+
+def test_a_class_that_training_would_never_meet_is_refused(tmp_path: Path) -> None:
+    write_images(tmp_path, a=20, b=20, c=1)
+    for seed in range(20):
+        config = read_config("images", [f'data.path="{tmp_path}"', f"data.seed={seed}"])
+        data = load_data("own", path=tmp_path, validation=0.1, test=0.2, seed=seed)
+        if 40 in data.parts["train"]:  # the only one of its class
+            assert len(build_data(config).parts["train"])
+        else:
+            with pytest.raises(
+                InputError, match=r"label 'c' has 1 examples, none of them to train"
+            ):
+                build_data(config)
