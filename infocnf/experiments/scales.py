@@ -20,7 +20,7 @@ DIGITS = (
     "training.watch_test=500",
     "evaluation.budget=0",
 )
-MNIST = ("data.limit=3000", "data.validation=300", "data.shrink=2", "model.scales=2")
+MNIST = ("data.limit=2000", "data.validation=200", "data.shrink=2", "model.scales=2")
 
 LAPTOP = Scale(
     name="laptop",
@@ -59,8 +59,8 @@ LAPTOP = Scale(
                 "training.micro_batch=none",
                 "training.learning_rate=4e-3",
                 "training.warmup=30",
-                "training.watch_test=500",
-                "evaluation.limit=1000",
+                "training.watch_test=300",
+                "evaluation.limit=500",
                 "evaluation.budget=0",
             ),
         ),
