@@ -212,12 +212,7 @@ class FlowEstimator(BaseEstimator):
             return values
         if not go_on:
             self.names_[name] = np.unique(values)
-        strange = np.setdiff1d(values, self.names_[name])
-        if len(strange):
-            raise ValueError(
-                f"label {name!r} had no class {strange.tolist()[0]!r} in the first fit"
-            )
-        return np.searchsorted(self.names_[name], values)
+        return numbers_of(values, self.names_[name])
 
     def settings(self, data: Dataset, seed: int) -> Config:
         """The configuration of training: by matching, whose code needs a dimension for each class
@@ -320,11 +315,7 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
             if classes is None:
                 raise ValueError("the first call of partial_fit must name all classes")
             self.classes_ = unique_labels(classes)
-        strange = np.setdiff1d(y, self.classes_)
-        if len(strange):
-            name = np.asarray(strange).tolist()[0]
-            raise ValueError(f"class {name!r} is not among those named: {self.classes_}")
-        return self.train(X, np.searchsorted(self.classes_, y), self.classes_, labels, not first)
+        return self.train(X, numbers_of(y, self.classes_), self.classes_, labels, not first)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities ``(rows, classes)``, in the order of ``classes_``: of n rows learned and k
@@ -347,11 +338,7 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
     def inner_labels(self, y: Any, count: int) -> Tensor:
         """Numbers of classes."""
         given = np.broadcast_to(np.asarray(y), (count,))
-        strange = np.setdiff1d(given, self.classes_)
-        if len(strange):
-            name = np.asarray(strange).tolist()[0]
-            raise ValueError(f"no class is called {name!r}: there are {self.classes_}")
-        return torch.from_numpy(np.searchsorted(self.classes_, given))
+        return torch.from_numpy(numbers_of(given, self.classes_))
 
 
 class InfoCNFRegressor(RegressorMixin, FlowEstimator):
@@ -396,6 +383,14 @@ class FlowDensity(DensityMixin, FlowEstimator):
     def score(self, X: Any, y: Any = None) -> float:
         """Log-likelihood of all rows together, in nats: as scikit-learn's densities have it."""
         return float(self.score_samples(X).sum())
+
+
+def numbers_of(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Numbers of classes, all of which must be known."""
+    strange: list[object] = np.setdiff1d(values, known).tolist()
+    if strange:
+        raise ValueError(f"no class is called {strange[0]!r}: there are {known}")
+    return np.searchsorted(known, values)
 
 
 def seed_of(state: int | np.random.RandomState | None) -> int:
