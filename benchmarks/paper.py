@@ -54,9 +54,9 @@ FOUND = {
     "to 3.1 %, bits per dimension from 2.25 to 2.02, at 1.7 times the evaluations, which grow as "
     "the model learns. The tuned tolerance changes neither error nor likelihood and saves 28 to "
     "35 % of the evaluations.",
-    "spirals": "Here: neither better nor worse. Within the window 0.071 against 0.073, after it 0.83 "
-    "against 0.84, before it 0.17 both; the direction is read, `a` and `b` are not. What helps both "
-    "is to encode states from parts of a window ([series](series.md)).",
+    "spirals": "Here: neither better nor worse. Within the window 0.071 against 0.073, after it "
+    "0.83 against 0.84, before it 0.17 both; the direction is read, `a` and `b` are not. What "
+    "helps both is to encode states from parts of a window ([series](series.md)).",
     "bigger": "Here: it has. Bits per dimension fall from 2.018 to 1.948, the error from 2.9 to "
     "2.3 % (within its spread), at 1.7 times the evaluations. Gates save 11 % of those of the "
     "fixed tolerance, at the same error and likelihood.",
