@@ -8,7 +8,6 @@ Runs that are there already are kept, so the command can be interrupted and give
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from sklearn.svm import SVC
 from infocnf.bench.measure import machine, publish
 from infocnf.data import load_data
 from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.outcomes import summary
 from infocnf.experiments.runs import Workshop
 from infocnf.training import Run
 
@@ -81,7 +81,8 @@ def peers(seed: int) -> dict[str, float]:
 
 
 def text(values: list[float], form: str) -> str:
-    return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
+    found = summary(values)
+    return "" if found is None else found.text(form)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.data import load_data
 from infocnf.experiments import EXPERIMENTS
 from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.outcomes import summary
 from infocnf.experiments.reproduce import gather, recipes_of
 from infocnf.experiments.runs import Workshop
 from infocnf.experiments.scales import LAPTOP
@@ -130,8 +131,8 @@ def speed(rounds: int, threads: int) -> str:
 
 def spread(values: list[float], form: str = ".3f") -> str:
     """Mean and deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):{form}} ± {deviation:{form}}"
+    found = summary(values)
+    return "" if found is None else found.text(form)
 
 
 def quality(workshop: Workshop) -> str:

@@ -179,25 +179,21 @@ class FlowEstimator(BaseEstimator):
         config = self.settings(data, seed)
         counts = {
             name: np.bincount(inner[name], minlength=len(known))
+            + (self.counts_[name] if go_on else 0)
             for name, known in self.names_.items()
         }
-        seen: dict[str, np.ndarray] = self.counts_ if go_on else {}
-        self.counts_: dict[str, np.ndarray] = {
-            name: mine + seen.get(name, 0) for name, mine in counts.items()
-        }
-        started = self.restarted() if go_on else None
+        started = self.restarted(counts) if go_on else None
         # in double precision answers do not depend on what else is asked
         model = fit_in_memory(config, data, started).double()
         self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
-        before: int = self.n_seen_ if go_on else 0
-        self.n_seen_: int = before + len(X)
+        self.counts_: dict[str, np.ndarray] = counts  # of each class, in all rows so far
         return self
 
-    def restarted(self) -> InfoCNF:
-        """The model so far, to be trained on: its classes as frequent as they were in all rows."""
+    def restarted(self, counts: Labels) -> InfoCNF:
+        """The model so far, to be trained on, with classes as frequent as these."""
         model = deepcopy(self.model_).float()
-        for name, counts in self.counts_.items():
-            model.factors[name] = as_often(counts)
+        for name, mine in counts.items():
+            model.factors[name] = as_often(mine)
         return model
 
     def encode(self, name: str, values: np.ndarray, count: int, go_on: bool) -> np.ndarray:
@@ -327,8 +323,8 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         probabilities = factor.distribution(answer.double())
         assert isinstance(probabilities, Tensor)
         probabilities = probabilities / probabilities.sum(1, keepdim=True)
-        classes = probabilities.shape[1]
-        return ((self.n_seen_ * probabilities + 1.0) / (self.n_seen_ + classes)).numpy()
+        seen, classes = int(self.counts_[TARGET].sum()), probabilities.shape[1]
+        return ((seen * probabilities + 1.0) / (seen + classes)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -25,7 +25,7 @@ __all__ = ["build_data", "build_model", "settle"]
 def build_data(config: Config) -> Dataset:
     """The examples of a run."""
     if config.data.name == "own" and config.data.path is None:
-        raise InputError("the preset 'own' needs your data: give --data PATH")
+        raise InputError("this preset is for your own data: give --data PATH")
     given = config.data.model_dump()
     flip = given.pop("flip")
     data = load_data(given.pop("name"), **given)
