@@ -132,7 +132,7 @@ OWN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no label at all": (
         table(lambda t: t.replace(",a", ",").replace(",b", ",")),
         "data.csv",
-        "no row has a label",
+        "no example has one",
     ),
     "row numbers": (
         table(lambda t: t.replace("width", "", 1)),

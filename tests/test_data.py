@@ -27,6 +27,7 @@ from infocnf.data.dataset import PARTS
 from infocnf.data.download import fetch
 from infocnf.data.images import read_folder
 from infocnf.data.inputs import read_inputs
+from infocnf.data.labels import read_labels
 from infocnf.data.mixtures import mixture_log_density
 from infocnf.data.tables import read_table
 from infocnf.errors import InputError, WorkError
@@ -394,3 +395,93 @@ def test_a_class_that_training_would_never_meet_is_refused(tmp_path: Path) -> No
                 InputError, match=r"label 'c' has 1 examples, none of them to train"
             ):
                 build_data(config)
+
+
+@pytest.mark.parametrize(
+    ("y", "real", "expected", "names"),
+    [
+        (["b", "", "a", "b"], False, [1, -1, 0, 1], ("a", "b")),
+        ([b"b", b"", b"a", b"b"], False, [1, -1, 0, 1], ("a", "b")),
+        ([7, -1, 7, -1], False, [1, 0, 1, 0], ("-1", "7")),
+        ([True, False, True, True], False, [1, 0, 1, 1], ("False", "True")),
+        ([7.0, np.nan, 3.0, 7.0], False, [1, -1, 0, 1], ("3", "7")),
+        ([7.0, np.nan, 3.0, 7.0], True, [7.0, np.nan, 3.0, 7.0], ()),
+        ([7.0, 3.0, 3.0, 7.0], False, [7.0, 3.0, 3.0, 7.0], ()),
+        ([7.5, np.nan, 3.0, 7.0], False, [7.5, np.nan, 3.0, 7.0], ()),
+        ([7, 3, 3, 7], True, [7.0, 3.0, 3.0, 7.0], ()),
+    ],
+)
+def test_labels_are_classes_or_amounts_known_or_not(
+    y: list[object], real: bool, expected: list[float], names: tuple[str, ...]
+) -> None:
+    labels, classes = read_labels({"kind": np.array(y)}, ["kind"] if real else [], "here")
+    np.testing.assert_array_equal(labels["kind"], expected)
+    assert labels["kind"].dtype == (np.int64 if names else np.float64)
+    assert classes == ({"kind": names} if names else {})
+
+
+@pytest.mark.parametrize(
+    ("y", "real", "reason"),
+    [
+        (["a", "b"], ["kind"], "holds words, which are not amounts"),
+        ([np.nan, np.nan], [], r"no example has one.*data.label=\[\]"),
+        (["", ""], [], "no example has one"),
+        ([1.5, np.inf], [], "is infinite in example 1"),
+        ([1j, 2j], [], "must be words or numbers"),
+        ([[1], [2]], [], r"one per example, got shape \(2, 1\)"),
+        ([3, 3], [], "one class only, 3"),
+        (list(range(40)), [], "40 classes for 40 examples: if they are amounts"),
+        ([1, 2], ["size"], "data.real names 'size'"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(
+    y: list[object], real: list[str], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        read_labels({"kind": np.array(y)}, real, "here")
+
+
+def test_arrays_have_amounts_no_label_or_some_labels(tmp_path: Path) -> None:
+    x, path = np.random.default_rng(0).normal(size=(40, 3)), tmp_path / "own.npz"
+    np.savez(path, x=x, y=np.arange(40))
+    assert load_data(path=path, label="age", real=["age"]).raw.labels["age"][5] == 5.0
+    assert load_data(path=path, label=[]).factors == {}
+    with pytest.raises(InputError, match=r"has one label, data.label names 2"):
+        load_data(path=path, label=["a", "b"])
+
+    np.savez(path, x=x)
+    assert load_data(path=path, label=None).factors == {}
+    with pytest.raises(InputError, match="has no array y"):
+        load_data(path=path)
+
+    y = np.array(["a", "b"] * 20)
+    y[10:30] = ""
+    np.savez(path, x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    data = load_data(path=path, label="kind", validation=3)
+    assert (data.raw.labels["kind"][data.parts["validation"]] >= 0).all()
+    assert (data.raw.labels["kind"][data.parts["train"]] < 0).sum() == 20
+    assert data.parts["test"].tolist() == list(range(30, 40))
+    np.savez(path, x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    with pytest.raises(InputError, match="a test example has no label"):
+        load_data(path=path)
+
+
+def test_images_beside_the_folders_have_no_label(tmp_path: Path) -> None:
+    write_images(tmp_path, a=5, b=5)
+    for i in range(4):
+        Image.fromarray(np.full((4, 4), i, dtype=np.uint8)).save(tmp_path / f"loose{i}.png")
+    data = load_data(path=tmp_path, label="letter", validation=2, test=2)
+    assert sorted(data.raw.labels["letter"].tolist()) == [-1] * 4 + [0] * 5 + [1] * 5
+    assert (data.raw.labels["letter"][data.parts["train"]] < 0).sum() == 4
+    assert load_data(path=tmp_path, label=[]).factors == {}
+    with pytest.raises(InputError, match=r"sub-folders of .* are classes"):
+        load_data(path=tmp_path, real=["label"])
+
+
+def test_a_folder_without_classes_is_learned_without_label(tmp_path: Path) -> None:
+    for i in range(20):
+        Image.fromarray(np.full((4, 4), i, dtype=np.uint8)).save(tmp_path / f"{i:02}.png")
+    with pytest.raises(InputError, match=r"has 0 sub-folders.*data.label=\[\]"):
+        load_data(path=tmp_path)
+    data = load_data(path=tmp_path, label=[])
+    assert data.shape == (1, 4, 4) and len(data.raw.x) == 20 and data.factors == {}

@@ -245,14 +245,13 @@ def open_path(
 ) -> Raw:
     """A user's own data: a folder of images, ``.npz``, ``.csv`` or ``.parquet``."""
     if path.is_dir():
-        return images.read_folder(path)
+        return images.read_folder(path, label, real)
     if series_column is not None and path.suffix.lower() in TABLES:
-        names = [label] if isinstance(label, str) else list(label or [])
-        return series.read_series_table(path, series_column, time, names, real)
+        return series.read_series_table(path, series_column, time, label, real)
     if series.is_series_file(path):
         return series.read_series_npz(path, label, real)
     if path.suffix.lower() == ".npz":
-        return images.read_npz(path, levels)
+        return images.read_npz(path, label, real, levels)
     if path.suffix.lower() in TABLES:
         return read_table(path, label, real)
     what = "is of no known kind" if path.exists() else "does not exist"
@@ -299,7 +298,7 @@ def load_data(
         name: Name in the catalogue; not looked at where there is a path.
         path: The user's own data.
         directory: Folder with the files of a set of the catalogue.
-        label: Label column or columns of a table.
+        label: Label column or columns of a table; what to call that of images; none: [].
         real: Those of them whose whole numbers are amounts, not classes.
         levels: Grey levels of ``.npz`` images; found from the data when None.
         series: Column of a long table that says which series a row belongs to.

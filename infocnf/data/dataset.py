@@ -267,13 +267,13 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
     unlabelled = np.zeros(total, dtype=bool)
     for values in raw.labels.values():
         unlabelled |= missing(values)
-    if raw.official:
-        rest, tested = rng.permutation(total - raw.official), np.arange(total - raw.official, total)
-    else:
-        order = rng.permutation(total)
-        order = np.concatenate([order[~unlabelled[order]], order[unlabelled[order]]])
-        count = size_of(test, int((~unlabelled).sum()))
-        tested, rest = order[:count], order[count:]
+    official = np.arange(total - raw.official, total)
+    if unlabelled[official].any():
+        raise InputError(f"{name}: a test example has no label: remove it")
+    order = rng.permutation(total - raw.official)
+    order = np.concatenate([order[~unlabelled[order]], order[unlabelled[order]]])
+    count = 0 if raw.official else size_of(test, int((~unlabelled).sum()))
+    tested, rest = np.concatenate([order[:count], official]), order[count:]
     count = size_of(validation, int((~unlabelled[rest]).sum()))
     parts = {"train": rest[count:], "validation": rest[:count], "test": tested}
     empty = [part for part in PARTS if not len(parts[part])]

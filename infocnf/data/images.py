@@ -20,10 +20,11 @@ from typing import IO, Any
 import numpy as np
 
 from infocnf.data.dataset import Raw
+from infocnf.data.labels import read_labels, wanted_labels
 from infocnf.errors import InputError
 from infocnf.files import digest_of
 
-__all__ = ["classes_of", "read_cifar", "read_folder", "read_idx_pair", "read_npz", "shrink"]
+__all__ = ["read_cifar", "read_folder", "read_idx_pair", "read_npz", "shrink"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -58,7 +59,10 @@ def read_idx_pair(folder: Path, names: dict[str, str]) -> Raw:
                 f"{paths[part]} holds {images.shape} for labels {labels.shape}: "
                 "the files do not belong together"
             )
-    return gather(x_train[:, None], y_train, x_test[:, None], y_test, sources_of(paths.values()))
+    sources = sources_of(paths.values())
+    x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
+    found = read_labels({"label": y}, (), next(iter(sources)))
+    return gather(x[:, None], found, len(x_test), sources)
 
 
 PARTS_OF_PAIR = ("x_train", "y_train", "x_test", "y_test")
@@ -112,10 +116,9 @@ def read_cifar(path: Path) -> Raw:
     images = {name: part[b"data"].reshape(-1, 3, 32, 32) for name, part in parts.items()}
     labels = {name: np.array(part[b"labels"]) for name, part in parts.items()}
     return gather(
-        np.concatenate([images[name] for name in BATCHES[:-1]]),
-        np.concatenate([labels[name] for name in BATCHES[:-1]]),
-        images[BATCHES[-1]],
-        labels[BATCHES[-1]],
+        np.concatenate([images[name] for name in BATCHES]),
+        read_labels({"label": np.concatenate([labels[name] for name in BATCHES])}, (), str(path)),
+        len(images[BATCHES[-1]]),
         sources_of([path]) if path.is_file() else {},
     )
 
@@ -138,20 +141,33 @@ def cifar_members(path: Path) -> Iterator[tuple[str, bytes]]:
         raise InputError(f"{path} cannot be read ({error}): fetch it again") from None
 
 
-def read_npz(path: Path, levels: int | None = None) -> Raw:
+def read_npz(
+    path: Path,
+    label: str | list[str] | None = "label",
+    real: Sequence[str] = (),
+    levels: int | None = None,
+) -> Raw:
     """Arrays ``x_train y_train x_test y_test``, or ``x`` and ``y``: images of whole grey levels
     (channels first or last, or none) or rows.
+
+    Arguments:
+        path: The file.
+        label: What to call the label; None for learning without.
+        real: The same again if its whole numbers are amounts, not classes.
+        levels: Grey levels; found from the data when None.
     """
     arrays = load_npz(path)
+    names = one_label(label, path)
     official = "x_train" in arrays
-    wanted = PARTS_OF_PAIR if official else ("x", "y")
+    pairs = (("x_train", "y_train"), ("x_test", "y_test")) if official else (("x", "y"),)
+    wanted = [key for pair in pairs for key in (pair if names else pair[:1])]
     missing = [key for key in wanted if key not in arrays]
     if missing:
         raise InputError(
             f"{path} has no array {missing[0]} (it has {', '.join(arrays) or 'none'}): "
             f"save it with {' '.join(wanted)}"
         )
-    for x, y in (("x_train", "y_train"), ("x_test", "y_test")) if official else (("x", "y"),):
+    for x, y in pairs if names else ():
         if arrays[y].shape != arrays[x].shape[:1]:
             raise InputError(
                 f"{path}: {y} has shape {arrays[y].shape} for {len(arrays[x])} examples in {x}"
@@ -161,9 +177,22 @@ def read_npz(path: Path, levels: int | None = None) -> Raw:
             f"{path}: test examples have shape {arrays['x_test'].shape[1:]}, training examples "
             f"{arrays['x_train'].shape[1:]}: bring them to one size"
         )
-    examples = [channels_first(arrays[key], path) for key in wanted[::2]]
-    test = (examples[1], arrays["y_test"]) if official else (examples[0][:0], arrays["y"][:0])
-    return gather(examples[0], arrays[wanted[1]], *test, sources_of([path]), levels)
+    labels = {name: np.concatenate([arrays[y] for _, y in pairs]) for name in names}
+    return gather(
+        np.concatenate([channels_first(arrays[x], path) for x, _ in pairs]),
+        read_labels(labels, real, str(path)),
+        len(arrays["x_test"]) if official else 0,
+        sources_of([path]),
+        levels,
+    )
+
+
+def one_label(label: str | list[str] | None, place: Path) -> list[str]:
+    """The name of the label of examples that have at most one."""
+    names = wanted_labels(label)
+    if len(names) > 1:
+        raise InputError(f"{place} has one label, data.label names {len(names)}: name one, or []")
+    return names
 
 
 def shrink(raw: Raw, side: int, name: str) -> Raw:
@@ -202,28 +231,47 @@ def channels_first(x: np.ndarray, path: Path) -> np.ndarray:
     )
 
 
-def read_folder(folder: Path) -> Raw:
-    """Images in one sub-folder per class, all of one size."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and is_seen(path))
-    if len(names) < 2:
-        raise InputError(f"{folder} has {len(names)} sub-folders: make one for each class")
-    x, y = [], []
-    for label, name in enumerate(names):
-        files = image_files(folder / name)
-        if not files:
+def read_folder(
+    folder: Path, label: str | list[str] | None = "label", real: Sequence[str] = ()
+) -> Raw:
+    """Images in one sub-folder per class, all of one size; those beside the sub-folders have a
+    class that is not known.
+
+    Arguments:
+        folder: The folder.
+        label: What to call the label; None for learning without, whatever the sub-folders are.
+        real: Must be empty: sub-folders are classes.
+    """
+    names = one_label(label, folder)
+    if real:
+        raise InputError(f"data.real={list(real)}: sub-folders of {folder} are classes")
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and is_seen(path))
+    if names and len(classes) < 2:
+        raise InputError(
+            f"{folder} has {len(classes)} sub-folders: make one for each class, or set "
+            "data.label=[] to learn without"
+        )
+    files = image_files(folder)
+    words = [""] * len(files)
+    for name in classes:
+        found = image_files(folder / name)
+        if not found:
             raise InputError(f"{folder / name} holds no image: fill it or remove it")
-        x += [read_image(path) for path in files]
-        y += [label] * len(files)
+        files += found
+        words += [name] * len(found)
+    if not files:
+        raise InputError(f"{folder} holds no image")
+    x = [read_image(path) for path in files]
     if len({image.shape[0] for image in x}) > 1:  # grey among coloured ones
         x = [np.broadcast_to(image, (3, *image.shape[1:])) for image in x]
-    files = [path for name in names for path in image_files(folder / name)]
     for path, image in zip(files, x, strict=True):
         if image.shape != x[0].shape:
             raise InputError(
                 f"{path} is {size(image)} pixels but {files[0]} is {size(x[0])}: "
                 "bring all images to one size"
             )
-    return Raw(np.stack(x), {"label": np.array(y)}, {"label": tuple(names)}, levels=256)
+    labels = read_labels({name: np.array(words) for name in names}, (), str(folder))
+    return Raw(np.stack(x), *labels, levels=256)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -268,21 +316,18 @@ def size(image: np.ndarray) -> str:
 
 
 def gather(
-    x_train: np.ndarray,
-    y_train: np.ndarray,
-    x_test: np.ndarray,
-    y_test: np.ndarray,
+    x: np.ndarray,
+    labels: tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]],
+    official: int,
     sources: dict[str, str],
     levels: int | None = None,
 ) -> Raw:
-    """Training and official test examples as one."""
-    x, y = np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test])
+    """Examples, labels with the names of their classes, and how many at the end are for testing."""
     place = next(iter(sources), "the data")
     if not len(x):
         raise InputError(f"{place} has no examples")
     if x.dtype.kind not in "biuf":
         raise InputError(f"{place} holds examples that are not real numbers ({x.dtype})")
-    labels, classes = classes_of(y, place)
     if x.ndim == 4:
         if np.any(x != np.floor(x)) or x.min() < 0 or x.max() > 65535:
             raise InputError(
@@ -296,25 +341,7 @@ def gather(
         x = x.astype(np.uint8 if levels <= 256 else np.int32)
     else:
         x, levels = finite(x, place), 1
-    return Raw(x, {"label": labels}, classes, levels, len(x_test), sources=sources)
-
-
-def classes_of(y: np.ndarray, place: str) -> tuple[np.ndarray, dict[str, tuple[str, ...]]]:
-    """Labels as whole numbers with the names of their classes, or as real numbers."""
-    if y.ndim != 1:
-        raise InputError(f"{place}: labels must be one per example, got shape {y.shape}")
-    if y.dtype.kind == "f":
-        if not np.isfinite(y).all():
-            raise InputError(f"{place}: a label is missing or not finite: remove its example")
-        return y.astype(np.float64), {}
-    names, codes = np.unique(y, return_inverse=True)
-    if len(names) < 2:
-        raise InputError(f"{place}: there is one class only, {names[0]}: nothing to tell apart")
-    numbers = y.dtype.kind in "iu" and len(names) > 20
-    if len(names) > max(2, len(y) // (10 if numbers else 2)):
-        remedy = "if they are amounts, name it in data.real" if numbers else "is this the label?"
-        raise InputError(f"{place}: {len(names)} classes for {len(y)} examples: {remedy}")
-    return codes.astype(np.int64), {"label": tuple(str(name) for name in names)}
+    return Raw(x, *labels, levels, official, sources=sources)
 
 
 def finite(x: np.ndarray, place: str, columns: Sequence[str] = ()) -> np.ndarray:

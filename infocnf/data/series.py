@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from infocnf.data.dataset import Raw
-from infocnf.data.images import classes_of, load_npz, sources_of
-from infocnf.data.tables import TABLES, check_labels, check_names, labels_of, read_frame
+from infocnf.data.images import load_npz, sources_of
+from infocnf.data.labels import read_labels, wanted_labels
+from infocnf.data.tables import TABLES, check_labels, plain, read_frame
 from infocnf.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def read_series_npz(
         for key, values in arrays.items()
         if key == "y" or key.startswith("y_")
     }
-    names = [label] if isinstance(label, str) else list(label or [])
+    names = wanted_labels(label)
     wanted = list(there) if names == ["label"] else names
     missing = [name for name in wanted if name not in there]
     if missing:
@@ -110,24 +111,20 @@ def read_series_npz(
             f"{path} has no label {missing[0]!r}: it has {', '.join(there) or 'none'}; a label is "
             "an array y or y_NAME (set data.label)"
         )
-    check_names(path, wanted, real)
-    labels, classes = {}, {}
     for name in wanted:
-        values = there[name]
-        if values.shape != x.shape[:1]:
-            raise InputError(f"{path}: {values.size} labels {name!r} for {len(x)} series")
-        if name in real and values.dtype.kind not in "biuf":
-            raise InputError(f"{path}: labels {name!r} are words, which are not amounts")
-        values = values.astype(np.float64) if name in real else values
-        labels[name], found = classes_of(values, f"{path}, {name}")
-        if found:
-            classes[name] = found["label"]
+        if there[name].shape != x.shape[:1]:
+            raise InputError(f"{path}: {there[name].size} labels {name!r} for {len(x)} series")
+    labels, classes = read_labels({name: there[name] for name in wanted}, real, str(path))
     columns = ("time", *(f"x{i}" for i in range(x.shape[2] - 1)))
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 
 def read_series_table(
-    path: Path, series: str, time: str, label: list[str], real: Sequence[str] = ()
+    path: Path,
+    series: str,
+    time: str,
+    label: str | list[str] | None,
+    real: Sequence[str] = (),
 ) -> Raw:
     """A long table: which series, which time, values, and labels that are the same throughout a
     series.
@@ -139,18 +136,19 @@ def read_series_table(
         label: Columns of labels.
         real: Those of them that are amounts, not classes.
     """
-    frame = read_frame(path)
-    check_labels(path, frame, label, real, each=True)
-    columns, x = long_table(path, frame, series, time, label)
+    frame, names = read_frame(path), wanted_labels(label)
+    check_labels(path, frame, names, real, each=True)
+    columns, x = long_table(path, frame, series, time, names)
     groups = frame.groupby(series, sort=False)
-    for name in label:
+    for name in names:
         kinds = groups[name].nunique()
         if (kinds > 1).any():
             bad = kinds.idxmax()
             raise InputError(
                 f"{path}: {name!r} changes within series {bad!r}: it is no label of it"
             )
-    labels, classes = labels_of(path, {name: groups[name].first() for name in label}, real)
+    found = {name: plain(groups[name].first()) for name in names}
+    labels, classes = read_labels(found, real, str(path))
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 

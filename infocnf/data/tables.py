@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from infocnf.data.dataset import Raw
-from infocnf.data.images import classes_of, finite, sources_of
+from infocnf.data.images import finite, sources_of
+from infocnf.data.labels import check_names, read_labels, wanted_labels
 from infocnf.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TABLES", "check_labels", "check_names", "labels_of", "read_frame", "read_table"]
+__all__ = ["TABLES", "check_labels", "plain", "read_frame", "read_table"]
 
 TABLES = (".csv", ".tsv", ".parquet")
-RESERVED = ("example", "log_likelihood", "nfe")  # columns of predictions
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -70,9 +70,9 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     be amounts; numbers with a decimal point are amounts.
     """
     frame = read_frame(path)
-    names = [label] if isinstance(label, str) else list(label or [])
+    names = wanted_labels(label)
     check_labels(path, frame, names, real, each=False)
-    labels, classes = labels_of(path, {name: frame[name] for name in names}, real)
+    labels, classes = read_labels({name: plain(frame[name]) for name in names}, real, str(path))
 
     features = frame.drop(columns=names)
     words = [name for name in features if features[name].dtype.kind not in "biuf"]
@@ -104,51 +104,15 @@ def check_labels(
             near = get_close_matches(name, map(str, frame.columns), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
             raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
-    check_names(path, names, real)
+    check_names(names, real, str(path))
     for name in names:
         if each and frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax()) + 1
             raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
-        if frame[name].isna().all():
-            raise InputError(f"{path}: no row has a label in column {name!r}: name another")
-        if name in real and frame[name].dtype.kind not in "biuf":
-            raise InputError(f"{path}: column {name!r} holds words, which are not amounts")
-
-
-def check_names(path: Path, names: list[str], real: Sequence[str]) -> None:
-    """Refuse amounts that are no labels, and names that predictions use themselves."""
-    unknown = [name for name in real if name not in names]
-    if unknown:
-        raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
-    taken = [name for name in names if name in RESERVED]
-    if taken:
-        raise InputError(f"{path}: a label cannot be called {taken[0]!r}: rename the column")
-
-
-def labels_of(
-    path: Path, columns: Mapping[str, pd.Series], real: Sequence[str]
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
-    """Labels by name, as numbers, and the names of the classes of those that have classes."""
-    labels, classes = {}, {}
-    for name, values in columns.items():
-        known = values[values.notna()]
-        column = known if len(known) == len(values) else whole(known)
-        column = column.astype(float) if name in real else column
-        mine, found = classes_of(plain(column), f"{path}, column {name!r}")
-        labels[name] = np.full(len(values), -1 if found else np.nan, dtype=mine.dtype)
-        labels[name][values.notna().to_numpy()] = mine
-        if found:
-            classes[name] = found["label"]
-    return labels, classes
-
-
-def whole(column: pd.Series) -> pd.Series:
-    """Whole numbers as such: beside missing ones pandas holds them with a decimal point."""
-    if column.dtype.kind == "f" and len(column) and (column % 1 == 0).all():
-        return column.astype(int)
-    return column
 
 
 def plain(column: pd.Series) -> np.ndarray:
-    """A column as numbers or as words."""
-    return column.to_numpy() if column.dtype.kind in "iuf" else column.astype(str).to_numpy(str)
+    """A column as numbers or as words; NaN or an empty word where a cell is blank."""
+    if column.dtype.kind in "iuf":
+        return column.astype(float).to_numpy() if column.isna().any() else column.to_numpy()
+    return column.astype(object).where(column.notna(), "").astype(str).to_numpy(str)

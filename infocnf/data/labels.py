@@ -1,0 +1,90 @@
+"""Labels as a user has them (words, whole numbers, amounts, some perhaps not known) become numbers
+that a model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from infocnf.errors import InputError
+
+__all__ = ["check_names", "read_labels", "wanted_labels"]
+
+RESERVED = ("example", "log_likelihood", "nfe")  # columns of predictions
+
+
+def wanted_labels(label: str | Sequence[str] | None) -> list[str]:
+    """Names of the labels to learn; None for no label."""
+    return [label] if isinstance(label, str) else list(label or [])
+
+
+def check_names(names: Sequence[str], real: Sequence[str], place: str) -> None:
+    """Refuse amounts that are no labels, and names that predictions use themselves."""
+    unknown = [name for name in real if name not in names]
+    if unknown:
+        raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
+    taken = [name for name in names if name in RESERVED]
+    if taken:
+        raise InputError(f"{place}: a label cannot be called {taken[0]!r}: rename it")
+
+
+def read_labels(
+    columns: Mapping[str, np.ndarray], real: Sequence[str], place: str
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
+    """Labels by name as numbers, and the names of the classes of those that have classes.
+
+    Arguments:
+        columns: Labels ``(examples,)`` by name; NaN or an empty word where one is not known.
+        real: Those of them whose whole numbers are amounts, not classes.
+        place: Where they were read, for messages.
+    """
+    check_names(list(columns), real, place)
+    labels, classes = {}, {}
+    for name, values in columns.items():
+        where = f"{place}, label {name!r}"
+        labels[name], names = encode(values, name in real, where)
+        if names:
+            classes[name] = names
+    return labels, classes
+
+
+def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """One label: classes from 0 in alphabetical order, -1 where it is not known, and their names;
+    or amounts, NaN where it is not known, and no name.
+
+    Words and whole numbers are classes unless they are said to be amounts; numbers with a decimal
+    point are amounts, except whole ones beside NaN, which no array can hold as whole numbers.
+    """
+    if y.ndim != 1:
+        raise InputError(f"{where}: there must be one per example, got shape {y.shape}")
+    if y.dtype.kind not in "biufUS":
+        raise InputError(f"{where}: labels must be words or numbers, got {y.dtype}")
+    words = y.dtype.kind in "US"
+    if words and amount:
+        raise InputError(f"{where} holds words, which are not amounts")
+    y = y.astype(str) if words else y
+    known = y != "" if words else ~np.isnan(y)
+    found = y[known]
+    if not len(y):
+        raise InputError(f"{where} has no examples")
+    if not len(found):
+        raise InputError(f"{where}: no example has one: name another, or set data.label=[]")
+    if not words and not np.isfinite(found).all():
+        raise InputError(f"{where} is infinite in example {np.isinf(y).argmax()}: correct it")
+    if found.dtype.kind == "f" and not known.all() and not (found % 1).any() and not amount:
+        found = found.astype(np.int64)
+    if amount or found.dtype.kind == "f":
+        return y.astype(np.float64), ()
+
+    names, codes = np.unique(found, return_inverse=True)
+    if len(names) < 2:
+        raise InputError(f"{where}: there is one class only, {names[0]}: nothing to tell apart")
+    numbers = not words and len(names) > 20
+    if len(names) > max(2, len(found) // (10 if numbers else 2)):
+        remedy = "if they are amounts, name it in data.real" if numbers else "is this the label?"
+        raise InputError(f"{where}: {len(names)} classes for {len(found)} examples: {remedy}")
+    whole = np.full(len(y), -1, dtype=np.int64)
+    whole[known] = codes
+    return whole, tuple(str(name) for name in names)
