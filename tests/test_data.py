@@ -485,3 +485,13 @@ def test_a_folder_without_classes_is_learned_without_label(tmp_path: Path) -> No
         load_data(path=tmp_path)
     data = load_data(path=tmp_path, label=[])
     assert data.shape == (1, 4, 4) and len(data.raw.x) == 20 and data.factors == {}
+
+
+def test_labels_that_each_example_must_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"label 'kind': example 2 has none"):
+        read_labels({"kind": np.array(["a", "b", ""])}, [], "here", each=True)
+    rng = np.random.default_rng(0)
+    y = np.array([1.5, np.nan, 0.5, 2.5])
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(4, 5, 2)), times=np.arange(5.0), y=y)
+    with pytest.raises(InputError, match=r"label 'label': example 1 has none"):
+        load_data(path=tmp_path / "own.npz")

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from infocnf.errors import StoppedError
 from infocnf.models import InfoCNF, LatentODE
+from infocnf.models.labels import is_missing
 from infocnf.objectives.likelihood import weight_in_nats
 from infocnf.processes import is_leader
 from infocnf.training.module import FlowModule
@@ -138,13 +139,16 @@ def kind_in_words(model: InfoCNF | LatentODE) -> str:
 
 
 def label_in_words(module: FlowModule, name: str) -> str:
-    """What kind of label it is."""
+    """What kind of label it is, and how many examples to train on do not have it."""
+    values = module.examples["train"][1][name]
+    unknown = is_missing(values)
+    without = f"; not known of {int(unknown.sum()):,}" if unknown.any() else ""
     if name in module.classes:
         names = module.classes[name]
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-        return f"{len(names)} classes ({shown})"
-    values = module.examples["train"][1][name]
-    return f"an amount from {values.min():g} to {values.max():g}"
+        return f"{len(names)} classes ({shown}){without}"
+    known = values[~unknown]
+    return f"an amount from {known.min():g} to {known.max():g}{without}"
 
 
 def figures(latest: dict[str, float]) -> str:

@@ -31,7 +31,7 @@ def check_names(names: Sequence[str], real: Sequence[str], place: str) -> None:
 
 
 def read_labels(
-    columns: Mapping[str, np.ndarray], real: Sequence[str], place: str
+    columns: Mapping[str, np.ndarray], real: Sequence[str], place: str, *, each: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
     """Labels by name as numbers, and the names of the classes of those that have classes.
 
@@ -39,12 +39,16 @@ def read_labels(
         columns: Labels ``(examples,)`` by name; NaN or an empty word where one is not known.
         real: Those of them whose whole numbers are amounts, not classes.
         place: Where they were read, for messages.
+        each: Whether every example must have its labels.
     """
     check_names(list(columns), real, place)
     labels, classes = {}, {}
     for name, values in columns.items():
         where = f"{place}, label {name!r}"
         labels[name], names = encode(values, name in real, where)
+        unknown = labels[name] == -1 if names else np.isnan(labels[name])
+        if each and unknown.any():
+            raise InputError(f"{where}: example {unknown.argmax()} has none: remove it")
         if names:
             classes[name] = names
     return labels, classes

@@ -114,7 +114,8 @@ def read_series_npz(
     for name in wanted:
         if there[name].shape != x.shape[:1]:
             raise InputError(f"{path}: {there[name].size} labels {name!r} for {len(x)} series")
-    labels, classes = read_labels({name: there[name] for name in wanted}, real, str(path))
+    found = {name: there[name] for name in wanted}
+    labels, classes = read_labels(found, real, str(path), each=True)
     columns = ("time", *(f"x{i}" for i in range(x.shape[2] - 1)))
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
@@ -137,10 +138,13 @@ def read_series_table(
         real: Those of them that are amounts, not classes.
     """
     frame, names = read_frame(path), wanted_labels(label)
-    check_labels(path, frame, names, real, each=True)
+    check_labels(path, frame, names, real)
     columns, x = long_table(path, frame, series, time, names)
     groups = frame.groupby(series, sort=False)
     for name in names:
+        if frame[name].isna().any():
+            row = int(frame[name].isna().to_numpy().argmax()) + 1
+            raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
         kinds = groups[name].nunique()
         if (kinds > 1).any():
             bad = kinds.idxmax()

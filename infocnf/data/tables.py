@@ -71,7 +71,7 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     """
     frame = read_frame(path)
     names = wanted_labels(label)
-    check_labels(path, frame, names, real, each=False)
+    check_labels(path, frame, names, real)
     labels, classes = read_labels({name: plain(frame[name]) for name in names}, real, str(path))
 
     features = frame.drop(columns=names)
@@ -88,12 +88,8 @@ def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = 
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 
-def check_labels(
-    path: Path, frame: pd.DataFrame, names: list[str], real: Sequence[str], *, each: bool
-) -> None:
-    """Refuse labels that are not there, not whole, or have no use, and columns without a name; and
-    rows without a label where each must have one.
-    """
+def check_labels(path: Path, frame: pd.DataFrame, names: list[str], real: Sequence[str]) -> None:
+    """Refuse labels that are not there or have no use, and columns without a name."""
     unnamed = [name for name in frame.columns if not name or name.startswith("Unnamed:")]
     if unnamed:
         raise InputError(
@@ -105,10 +101,6 @@ def check_labels(
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
             raise InputError(f"{path} has no column {name!r}: {hint} (set data.label)")
     check_names(names, real, str(path))
-    for name in names:
-        if each and frame[name].isna().any():
-            row = int(frame[name].isna().to_numpy().argmax()) + 1
-            raise InputError(f"{path}: row {row} has no label in column {name!r}: remove the row")
 
 
 def plain(column: pd.Series) -> np.ndarray:

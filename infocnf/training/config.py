@@ -35,7 +35,9 @@ class DataConfig(Section):
         None, description="own data: folder of class folders, .npz, .csv, .parquet"
     )
     directory: str | None = Field(None, description="folder with the files of a catalogue set")
-    label: str | list[str] = Field("label", description="label column(s) of a table; none: []")
+    label: str | list[str] = Field(
+        "label", description="column(s) of a table; a name for images; []: none"
+    )
     real: list[str] = Field([], description="labels of whole numbers that are amounts, not classes")
     levels: Annotated[int, Field(ge=2, le=65536)] | None = Field(
         None, description="grey levels of .npz images; found from the data when left out"
