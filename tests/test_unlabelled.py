@@ -15,6 +15,8 @@ from infocnf.objectives import likelihood_objective, matching_objective
 from infocnf.objectives.matching import guess
 from infocnf.ode.streams import combine_seeds
 from infocnf.training import begin
+from infocnf.training.build import build_data, build_model
+from infocnf.training.module import FlowModule
 from tests.runs import rows, tiny
 
 
@@ -48,7 +50,8 @@ def test_guesses_are_drawn_from_what_the_model_believes() -> None:
     state = torch.randn(1, 4).expand(count, -1)
     labels = {"kind": torch.zeros(count, dtype=torch.long)}
     known = {"kind": torch.arange(count) < 100}
-    drawn = guess(model, state, labels, known, combine_seeds(0, torch.arange(count)))["kind"]
+    seeds = combine_seeds(0, torch.arange(count))
+    drawn = guess(model, state, labels, known, seeds)[0]["kind"]
     assert (drawn[:100] == 0).all()
     believed = model.predict_proba(state[:1], read="one_step")[0].detach()
     shares = torch.bincount(drawn[100:], minlength=3) / (count - 100)
@@ -100,3 +103,35 @@ def test_a_run_with_few_labels(preset: str, tmp_path: Path) -> None:
     last = rows(run.folder)[-1]
     assert 0.0 <= float(last["train_error_percent"]) <= 100.0
     assert np.isfinite(float(last["validation_bits_per_dim"]))
+
+
+def test_a_confident_guess_is_a_lesson() -> None:
+    factors = {"kind": Categorical(3)}
+    model = InfoCNF((4,), factors, architecture="residual", hidden=(8,), separation=1.0).train()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x, seeds = torch.randn(200, 4), combine_seeds(1, torch.arange(200))
+    y = torch.full((200,), -1)
+    y[:50] = 2
+    believed = model.predict_proba(x, read="one_step").detach().max(1)
+    enough = float(believed.values.double().quantile(0.3))
+    sure = (believed.values >= enough) | (y >= 0)
+    assert 100 < sure.sum() < 190 and enough < 1.0
+    found = matching_objective(model, x, y, seeds=seeds, confident=enough)
+    assert torch.equal(found.read, sure.nonzero().flatten())
+    taught = torch.where(y >= 0, y, believed.indices)
+    whole = matching_objective(model, x, taught, seeds=seeds)
+    torch.testing.assert_close(found.losses[sure], whole.losses[sure])
+
+
+def test_few_labels_weigh_together_as_much_as_all_would() -> None:
+    config = tiny("data.labelled=20", "matching.confident=1.0", preset="digits-matching")
+    data = build_data(config)
+    module = FlowModule(config, build_model(config, data), data).eval()
+    x, labels = data.examples("train")
+    prepared = data.preparation(x, torch.float32)
+    found = module.plan.matching(module.model, prepared, labels)  # type: ignore[arg-type]
+    assert len(found.read) == 20 < len(x)
+    weighed = (found.losses - found.error)[found.read] - found.end_error
+    mean = config.matching.beta * found.cross_entropy.mean()
+    torch.testing.assert_close(weighed.sum() / len(x), mean, rtol=1e-3, atol=0)

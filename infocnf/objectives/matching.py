@@ -92,6 +92,7 @@ def matching_objective(
     times: str = "logit_normal",
     transport: bool = False,
     erase: float = 0.0,
+    confident: float = 1.0,
     generator: torch.Generator | None = None,
     seeds: Tensor | None = None,
 ) -> Matching:
@@ -102,7 +103,8 @@ def matching_objective(
         model: A model whose flow is a single block.
         x: Samples ``(batch, *shape)``.
         y: Labels of every factor. One that is missing (-1 for a class, NaN for an amount) is drawn
-            from what the model believes, and is not what the model is taught to read.
+            from what the model believes, and is not what the model is taught to read, unless the
+            model is ``confident``.
         beta: Weight of the cross-entropy.
         end: Weight of the error at the data end.
         share: Share of samples that are read in training.
@@ -112,6 +114,9 @@ def matching_objective(
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
             lest few of them decide. It helps where examples are few, and makes answers less certain
             than Bayes' rule would be.
+        confident: Probability from which a class that the model believes in counts as known (Lee
+            2013): with ``erase`` the model learns to say of a part of a sample what it says of the
+            whole. 1 for never.
         generator: Source of noise and times.
         seeds: Seeds of each sample's noise and time ``(batch,)``: then the loss is a function of
             samples, seeds and weights alone (but for ``transport``, which looks at the batch).
@@ -126,7 +131,7 @@ def matching_objective(
 
     with torch.no_grad():
         state = approach(model, x)
-        labels = guess(model, state, labels, known, seeds)
+        labels, lessons = guess(model, state, labels, known, seeds, confident)
         z = place_codes(model, draw_normal(seeds, state.flatten(1), NOISE), labels, state)
         if transport:
             z = pair(state, z, labels)
@@ -140,7 +145,7 @@ def matching_objective(
     losses, read = error, torch.arange(count, device=x.device)
     if model.training and share < 1.0:
         read = read[draw_uniform(seeds, t, READ)[read] < share]
-    for there in known.values():  # a guess is no lesson
+    for there in lessons.values():
         read = read[there[read]]
     if not len(read):
         nothing = error.new_zeros(0)
@@ -177,26 +182,32 @@ def guess(
     labels: dict[str, Tensor],
     known: dict[str, Tensor],
     seeds: Tensor,
-) -> dict[str, Tensor]:
-    """Labels with those that are missing drawn from p(y | x) as the field reads it now: in
-    expectation, a soft label.
+    confident: float = 1.0,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Labels with those that are missing drawn from p(y | x) as the field reads it now, in
+    expectation a soft label; and which are known, or as good as known.
     """
     if not known:
-        return labels
+        return labels, known
     answers = read_once(model, state)
-    found = dict(labels)
+    found, lessons = dict(labels), dict(known)
     for i, (name, there) in enumerate(known.items()):
         factor, answer = model.factors[name], answers[name]
         normal = draw_normal(seeds, answer[:, :1], GUESS - i)[:, 0].double()
         if isinstance(factor, Categorical):
-            below = factor.distribution(answer.double()).cumsum(1)
+            shares = factor.distribution(answer.double())
+            below = shares.cumsum(1)
             drawn = (below < torch.special.ndtr(normal).unsqueeze(1)).sum(1)
             drawn = drawn.clamp(max=factor.classes - 1)
+            if confident < 1.0:
+                best = shares.max(1)
+                drawn = torch.where(best.values >= confident, best.indices, drawn)
+                lessons[name] = there | (best.values >= confident)
         else:
             belief = factor.distribution(answer)
             drawn = belief.mean + belief.stddev * normal
         found[name] = torch.where(there, labels[name], drawn.to(labels[name]))
-    return found
+    return found, lessons
 
 
 def mixture(x: Tensor, z: Tensor, t: Tensor) -> Tensor:

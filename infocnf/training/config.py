@@ -177,7 +177,7 @@ class MatchingConfig(Recipe):
     validate_every: Positive = Field(
         10**6, description="epochs between exact validations; the last epoch has one anyway"
     )
-    beta: Weight = Field(0.02, description="weight of the cross-entropy of labels read in one step")
+    beta: Weight = Field(0.02, description="weight of labels read in one step, if all are known")
     end: Weight = Field(1.0, description="weight of the error at the data end, without noise")
     share: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="share of a batch whose labels are read"
@@ -187,6 +187,9 @@ class MatchingConfig(Recipe):
     )
     erase: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of an example that is noise where labels are read"
+    )
+    confident: Annotated[float, Field(gt=0.5, le=1)] = Field(
+        0.9, description="probability from which a guessed class counts as known; 1: never"
     )
     transport: bool = Field(False, description="deal codes out within classes by optimal transport")
     sharpness: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(

@@ -41,7 +41,7 @@ from infocnf.training.order import Order, Steps, pieces
 from infocnf.training.rates import rate_factor
 from infocnf.training.sharing import add_figures, add_gradients, mean_first_steps
 from infocnf.training.stages import Plan, Stage
-from infocnf.training.transition import begin_stage, finish_matching
+from infocnf.training.transition import begin_stage, finish_matching, labelled
 from infocnf.training.validation import validate
 
 __all__ = ["FlowModule"]
@@ -67,7 +67,8 @@ class FlowModule(LightningModule):
         self.preparation, self.classes = data.preparation, data.raw.classes
         self.examples = {part: data.examples(part) for part in ("train", "validation")}
         self.examples["test"] = spread_over(*data.examples("test"), config.training.watch_test)
-        self.plan = Plan(config, len(self.examples["train"][0]), self.preparation)
+        count, known = len(self.examples["train"][0]), len(labelled(self.examples["train"]))
+        self.plan = Plan(config, count, self.preparation, max(known, 1) / count)
         averaged = any(stage.recipe.ema for stage in self.plan.stages)
         decay = averaging(lambda: self.stage.recipe.ema)
         self.average = AveragedModel(model, multi_avg_fn=decay) if averaged else None

@@ -73,10 +73,13 @@ class Plan:
         config: The run.
         examples: Number of training examples.
         preparation: How examples become what the model reads.
+        labelled: Share of training examples whose labels are known.
     """
 
-    def __init__(self, config: Config, examples: int, preparation: Preparation) -> None:
-        self.config, self.preparation = config, preparation
+    def __init__(
+        self, config: Config, examples: int, preparation: Preparation, labelled: float = 1.0
+    ) -> None:
+        self.config, self.preparation, self.labelled = config, preparation, labelled
         own = config.objective
         objectives: dict[str, Callable[..., Objective | Matching | Variational]] = {
             "matching": self.matching,
@@ -176,17 +179,18 @@ class Plan:
         seeds: Tensor | None = None,
         stepping: str | None = None,
     ) -> Matching:
-        """The loss of matching, which knows no steps."""
+        """The loss of matching, which knows no steps; few labels weigh as much as all would."""
         own = self.config.matching
         return matching_objective(
             model,
             x,
             labels or None,
-            beta=own.beta,
+            beta=own.beta / self.labelled,
             end=own.end,
             share=own.share,
             times=own.times,
             erase=own.erase,
+            confident=own.confident,
             transport=own.transport,
             seeds=seeds,
         )

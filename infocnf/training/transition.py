@@ -16,7 +16,7 @@ from infocnf.training.refit import refit
 if TYPE_CHECKING:
     from infocnf.training.module import FlowModule
 
-__all__ = ["begin_stage", "finish_matching"]
+__all__ = ["begin_stage", "finish_matching", "labelled"]
 
 log = logging.getLogger("infocnf")
 
