@@ -116,8 +116,20 @@ def test_a_bad_upload_gets_a_message_and_a_good_one_an_answer(page: Page, tmp_pa
     page.set_input_files("#file input[type=file]", wrong)
     page.wait_for_timeout(1500)
     page.click("#recognise-file")
-    expect(page.get_by_text("this file is no image")).to_be_visible(timeout=PATIENCE)
-    page.screenshot(path=PICTURES / "refused.png")
+    expect(page.locator("#said")).to_contain_text("This file is no image", timeout=PATIENCE)
+    expect(page.get_by_text("Error")).to_have_count(0)
+    page.screenshot(path=PICTURES / "refused.png", full_page=True)
+
+    good = tmp_path / "one.png"
+    stroke = Image.new("L", (8, 8))
+    stroke.paste(255, (3, 0, 5, 8))
+    stroke.save(good)
+    page.locator("#file button[aria-label*='lear']").first.click()
+    page.set_input_files("#file input[type=file]", good)
+    page.wait_for_timeout(1500)
+    page.click("#recognise-file")
+    expect(page.locator("#classes h2")).to_have_text("1", timeout=PATIENCE)
+    expect(page.locator("#said")).to_have_text("")
 
 
 def test_a_file_that_is_too_large_is_refused(address: str) -> None:

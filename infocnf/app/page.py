@@ -31,15 +31,18 @@ PEN = """() => {
 }"""
 
 
-def told(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors of the user's input as messages on the page."""
+def told(action: Callable[..., tuple[Any, ...]], parts: int) -> Callable[..., tuple[Any, ...]]:
+    """What an action shows in so many parts of the page, after a message that is empty; or what is
+    wrong with its input as the message, and nothing in the parts.
+    """
 
     @wraps(action)
-    def safe(*arguments: Any) -> Any:  # noqa: ANN401
+    def safe(*arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
         try:
-            return action(*arguments)
+            return "", *action(*arguments)
         except (InputError, SolveError, ValueError) as error:
-            raise gr.Error(str(error)) from None
+            words = str(error)
+            return f"**{words[:1].upper()}{words[1:]}.**", *[None] * parts
 
     return safe
 
@@ -71,12 +74,10 @@ def shown(answer: Answer) -> tuple[Any, ...]:
 def build(player: Player) -> gr.Blocks:
     """The page of a model."""
 
-    @told
     def read_drawing(drawing: Any) -> tuple[Any, ...]:  # noqa: ANN401
         image = player.from_drawing(strokes_of(drawing))
         return *shown(player.recognise(image)), picture(change(image))
 
-    @told
     def read_file(path: str | None) -> tuple[Any, ...]:
         if path is None:
             raise InputError("choose a file first")
@@ -86,13 +87,14 @@ def build(player: Player) -> gr.Blocks:
     def change(image: Any) -> bytes | None:  # noqa: ANN401
         return player.counterfactuals(image) if player.label else None
 
-    @told
-    def draw(label: str, temperature: float, seed: float) -> Image.Image | None:
-        return picture(player.samples(label, temperature, int(seed)))
+    def draw(label: str, temperature: float, seed: float | None) -> tuple[Any, ...]:
+        return (picture(player.samples(label, temperature, int(seed or 0))),)
 
-    @told
-    def walk(label: str, first: float, second: float) -> Image.Image | None:
-        return picture(player.walk(label, int(first), int(second)))
+    def walk(label: str, first: float | None, second: float | None) -> tuple[Any, ...]:
+        return (picture(player.walk(label, int(first or 0), int(second or 0))),)
+
+    def on(button: gr.Button, action: Callable[..., Any], given: list[Any], *parts: Any) -> None:  # noqa: ANN401
+        button.click(told(action, len(parts) - 1), given, list(parts))
 
     _, height, width = player.model.shape
     with gr.Blocks(title="infocnf", analytics_enabled=False) as page:
@@ -116,6 +118,7 @@ def build(player: Player) -> gr.Blocks:
                     file = gr.File(label="or give an image file", type="filepath", elem_id="file")
                     read = gr.Button("Recognise the file", elem_id="recognise-file")
                 with gr.Column():
+                    said = gr.Markdown(elem_id="said")
                     classes = gr.Label(label="class", num_top_classes=5, elem_id="classes")
                     words = gr.Textbox(label="likelihood", elem_id="words")
                     among = gr.Image(show_label=False)
@@ -132,6 +135,7 @@ def build(player: Player) -> gr.Blocks:
             temperature = gr.Slider(0.0, 1.2, 0.8, step=0.05, label="temperature")
             seed = gr.Number(0, label="seed", precision=0)
             make = gr.Button("Draw samples", variant="primary", elem_id="make")
+            why = gr.Markdown()
             drawn = gr.Image(show_label=False, elem_id="samples")
         with gr.Tab("Walk"):
             along = gr.Dropdown(player.classes or [EVERY], label="class", elem_id="along")
@@ -139,14 +143,15 @@ def build(player: Player) -> gr.Blocks:
             second = gr.Number(2, label="to", precision=0)
             step = gr.Button("Walk", variant="primary", elem_id="walk")
             gr.Markdown("One class, from one z_u to another.")
+            stumbled = gr.Markdown()
             path = gr.Image(show_label=False, elem_id="path")
 
         page.load(None, js=PEN)
-        answer = [classes, words, seen, among, blocks, others]
-        go.click(read_drawing, canvas, answer)
-        read.click(read_file, file, answer)
-        make.click(draw, [label, temperature, seed], drawn)
-        step.click(walk, [along, first, second], path)
+        answer = (said, classes, words, seen, among, blocks, others)
+        on(go, read_drawing, [canvas], *answer)
+        on(read, read_file, [file], *answer)
+        on(make, draw, [label, temperature, seed], why, drawn)
+        on(step, walk, [along, first, second], stumbled, path)
     return page
 
 
