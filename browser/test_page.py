@@ -23,7 +23,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 PICTURES = Path("outputs/browser")
 PATIENCE = 90_000  # milliseconds for an action on a slow machine
-THREE = [(80, 60), (140, 40), (200, 70), (150, 135), (205, 190), (140, 245), (75, 215)]
+THREE = [(95, 60), (140, 40), (180, 70), (145, 135), (185, 190), (140, 245), (90, 215)]
 
 
 @pytest.fixture(scope="module")
