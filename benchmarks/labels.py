@@ -42,7 +42,7 @@ the 150, which the flows do not train on.
 FEW = (f"data.labelled={LABELS}", "matching.beta=0.05")
 ARMS = {
     "InfoCNF, all labels": (),
-    "InfoCNF, 100 labels and the other images": FEW,
+    "InfoCNF, 100 labels and the other images": (*FEW, "matching.confident=0.9"),
     "InfoCNF, 100 labels alone": (
         *FEW,
         "data.unlabelled=false",

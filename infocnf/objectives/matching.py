@@ -116,7 +116,8 @@ def matching_objective(
             than Bayes' rule would be.
         confident: Probability from which a class that the model believes in counts as known (Lee
             2013): with ``erase`` the model learns to say of a part of a sample what it says of the
-            whole. 1 for never.
+            whole. 1 for never: a model that knows ten labels of a class may gain by it, one that
+            knows five or two believes its own first errors and collapses.
         generator: Source of noise and times.
         seeds: Seeds of each sample's noise and time ``(batch,)``: then the loss is a function of
             samples, seeds and weights alone (but for ``transport``, which looks at the batch).

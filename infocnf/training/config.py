@@ -189,7 +189,7 @@ class MatchingConfig(Recipe):
         0.0, description="share of an example that is noise where labels are read"
     )
     confident: Annotated[float, Field(gt=0.5, le=1)] = Field(
-        0.9, description="probability from which a guessed class counts as known; 1: never"
+        1.0, description="probability from which a guessed class counts as known; 1: never"
     )
     transport: bool = Field(False, description="deal codes out within classes by optimal transport")
     sharpness: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
