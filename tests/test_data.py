@@ -427,7 +427,7 @@ def test_labels_are_classes_or_amounts_known_or_not(
         ([np.nan, np.nan], [], r"no example has one.*data.label=\[\]"),
         (["", ""], [], "no example has one"),
         ([1.5, np.inf], [], "is infinite in example 1"),
-        ([1j, 2j], [], "must be words or numbers"),
+        ([1j, 2j], [], "must be words, numbers or dates"),
         ([[1], [2]], [], r"one per example, got shape \(2, 1\)"),
         ([3, 3], [], "one class only, 3"),
         (list(range(40)), [], "40 classes for 40 examples: if they are amounts"),
@@ -495,3 +495,61 @@ def test_labels_that_each_example_must_have(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=rng.normal(size=(4, 5, 2)), times=np.arange(5.0), y=y)
     with pytest.raises(InputError, match=r"label 'label': example 1 has none"):
         load_data(path=tmp_path / "own.npz")
+
+
+def test_labels_of_a_table_keep_their_kind(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(8.0)})
+    frame["yes"] = [True, False] * 4
+    frame["day"] = pd.to_datetime(["2020-01-01", "2021-01-01"] * 4)
+    frame["number"] = pd.array([1, 2, None, 2] * 2, dtype="Int64")
+    frame.to_parquet(tmp_path / "own.parquet")
+    names = ["yes", "day", "number"]
+    raw = read_table(tmp_path / "own.parquet", names)
+    assert raw.classes == {
+        "yes": ("False", "True"),
+        "day": ("2020-01-01", "2021-01-01"),
+        "number": ("1", "2"),
+    }
+    assert raw.labels["number"].tolist() == [0, 1, -1, 1] * 2
+    amounts = read_table(tmp_path / "own.parquet", names, ["yes"]).labels["yes"]
+    assert amounts.tolist() == [1.0, 0.0] * 4
+
+
+def test_words_of_bytes_are_read_as_utf8() -> None:
+    y = np.array(["é".encode(), b"y"] * 3)
+    assert read_labels({"kind": y}, [], "here")[1] == {"kind": ("y", "é")}
+    with pytest.raises(InputError, match="bytes that are no words"):
+        read_labels({"kind": np.array([b"\xff", b"y"] * 3)}, [], "here")
+
+
+@pytest.mark.parametrize("name", ["percentile", "entropy", " "])
+def test_a_label_cannot_have_the_name_of_a_prediction(name: str) -> None:
+    with pytest.raises(InputError, match="a label cannot be called"):
+        read_labels({name: np.array([0, 1])}, [], "here")
+
+
+def test_loose_images_follow_those_of_classes(tmp_path: Path) -> None:
+    write_images(tmp_path, a=3, **{"b.png": 3})
+    colour = np.zeros((4, 4, 3), dtype=np.uint8)
+    Image.fromarray(colour).save(tmp_path / "loose.png")
+    raw = read_folder(tmp_path)
+    assert raw.x.shape == (7, 1, 4, 4) and raw.labels["label"].tolist() == [0] * 3 + [1] * 3 + [-1]
+    facts = {"shape": [1, 4, 4], "levels": 256, "columns": []}
+    assert len(read_inputs(tmp_path, facts)[0]) == 7
+    Image.fromarray(colour[:2]).save(tmp_path / "sheet.png")
+    with pytest.raises(InputError, match=r"sheet.png is 4x2 pixels but .*0.png is 4x4"):
+        read_folder(tmp_path)
+
+
+def test_labels_are_forgotten_among_those_that_are_known(tmp_path: Path) -> None:
+    y = np.array(["a", "b"] * 35)
+    y[20:] = ""
+    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(70, 2)), y=y)
+    load = partial(load_data, path=tmp_path / "own.npz", validation=2, test=2)
+    kept = load(labelled=10)
+    known = kept.raw.labels["label"][kept.parts["train"]] >= 0
+    assert known.sum() == 10 and len(known) == 66
+    assert len(load(labelled=10, unlabelled=False).parts["train"]) == 10
+    alone = load(unlabelled=False)
+    assert len(alone.parts["train"]) == 16
+    assert (alone.raw.labels["label"][alone.parts["train"]] >= 0).all()

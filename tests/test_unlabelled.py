@@ -135,3 +135,17 @@ def test_few_labels_weigh_together_as_much_as_all_would() -> None:
     weighed = (found.losses - found.error)[found.read] - found.end_error
     mean = config.matching.beta * found.cross_entropy.mean()
     torch.testing.assert_close(weighed.sum() / len(x), mean, rtol=1e-3, atol=0)
+
+
+def test_guesses_do_not_depend_on_what_else_a_batch_lacks() -> None:
+    model, x = make(architecture="residual", separation=1.0).train(), torch.randn(40, 6)
+    y = {"kind": torch.arange(40) % 3, "size": torch.linspace(0.0, 5.0, 40)}
+    y["kind"][:20] = -1
+    y["size"][10:30] = np.nan
+    seeds = combine_seeds(1, torch.arange(40))
+    whole = matching_objective(model, x, y, seeds=seeds).losses
+    pieces = [
+        matching_objective(model, x[i], {n: v[i] for n, v in y.items()}, seeds=seeds[i]).losses
+        for i in torch.arange(40).split(10)
+    ]
+    torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-4, atol=1e-4)

@@ -113,7 +113,7 @@ def introduction(module: FlowModule) -> str:
     ]
     lines += [f"{name}: {label_in_words(module, name)}" for name in model.code.heads]
     if "matching" in config.training.stages:
-        labels = f" + {config.matching.beta:g} cross-entropy" if model.code.heads else ""
+        labels = f" + {module.plan.matching_beta:.2g} cross-entropy" if model.code.heads else ""
         lines.append(f"matching: squared error of the field{labels}")
     if isinstance(model, LatentODE):
         own = config.series

@@ -323,4 +323,5 @@ def load_data(
         parts = {part: indices[:limit] for part, indices in parts.items()}
 
     data = Dataset(name, raw, parts)
-    return data if labelled is None else data.forgetting(labelled, unlabelled)
+    keep_all = labelled is None and unlabelled
+    return data if keep_all else data.forgetting(labelled, unlabelled)

@@ -210,18 +210,21 @@ class Dataset:
         """The same, with the user's word on whether mirrored examples are as good."""
         return replace(self, raw=replace(self.raw, flip=flip))
 
-    def forgetting(self, labelled: int, unlabelled: bool = True) -> Dataset:
-        """The same, with the labels of so many training examples, of each class as many as can be;
-        the others train without label, or not at all.
+    def forgetting(self, labelled: int | None, unlabelled: bool = True) -> Dataset:
+        """The same, with the labels of so many training examples (all for None), of each class as
+        many as can be; the others train without label, or not at all.
         """
         train = self.parts["train"]
         labels = {name: values.copy() for name, values in self.raw.labels.items()}
+        unknown = unlabelled_among(self.raw)[train]
         turn = np.zeros(len(train), dtype=np.int64)  # which of its class an example is
         for name in list(self.raw.classes)[:1]:
             for number in range(len(self.raw.classes[name])):
                 mine = labels[name][train] == number
                 turn[mine] = np.arange(mine.sum())
+        turn[unknown] = len(train)
         order = np.argsort(turn, kind="stable")
+        labelled = min(len(train) if labelled is None else labelled, int((~unknown).sum()))
         if not unlabelled:
             return replace(self, parts={**self.parts, "train": train[np.sort(order[:labelled])]})
         forgotten = train[order[labelled:]]
@@ -264,9 +267,7 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
     """
     total = len(raw.x)
     rng = np.random.default_rng(seed)
-    unlabelled = np.zeros(total, dtype=bool)
-    for values in raw.labels.values():
-        unlabelled |= missing(values)
+    unlabelled = unlabelled_among(raw)
     official = np.arange(total - raw.official, total)
     if unlabelled[official].any():
         raise InputError(f"{name}: a test example has no label: remove it")
@@ -283,6 +284,14 @@ def split(raw: Raw, validation: float, test: float, seed: int, name: str) -> dic
             "change data.validation or data.test, or bring more examples"
         )
     return parts
+
+
+def unlabelled_among(raw: Raw) -> np.ndarray:
+    """Which examples lack a label, ``(examples,)``."""
+    found = np.zeros(len(raw.x), dtype=bool)
+    for values in raw.labels.values():
+        found |= missing(values)
+    return found
 
 
 def as_often(counts: np.ndarray) -> Categorical:

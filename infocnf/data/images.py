@@ -251,19 +251,22 @@ def read_folder(
             f"{folder} has {len(classes)} sub-folders: make one for each class, or set "
             "data.label=[] to learn without"
         )
-    files = image_files(folder)
-    words = [""] * len(files)
+    files, words = [], []
     for name in classes:
         found = image_files(folder / name)
         if not found:
             raise InputError(f"{folder / name} holds no image: fill it or remove it")
         files += found
         words += [name] * len(found)
-    if not files:
+    loose = image_files(folder)
+    if not files + loose:
         raise InputError(f"{folder} holds no image")
-    x = [read_image(path) for path in files]
+    x = [read_image(path) for path in files or loose]
     if len({image.shape[0] for image in x}) > 1:  # grey among coloured ones
         x = [np.broadcast_to(image, (3, *image.shape[1:])) for image in x]
+    if files:  # which decide on colour
+        x += [read_image(path, x[0].shape[0]) for path in loose]
+    files, words = files + loose, words + [""] * len(loose)
     for path, image in zip(files, x, strict=True):
         if image.shape != x[0].shape:
             raise InputError(
@@ -276,7 +279,8 @@ def read_folder(
 
 def image_files(folder: Path) -> list[Path]:
     """The images of a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and is_seen(p))
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in found if path.is_file() and is_seen(path))
 
 
 def is_seen(path: Path) -> bool:

@@ -12,6 +12,7 @@ from infocnf.data.images import (
     channels_first,
     finite,
     image_files,
+    is_seen,
     load_npz,
     read_image,
     size,
@@ -48,13 +49,9 @@ def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarra
 def read_pictures(path: Path, shape: tuple[int, ...], levels: int) -> tuple[list[str], np.ndarray]:
     """Images of the model's size, in as many grey levels as it knows."""
     files = [path] if path.is_file() else image_files(path)
-    if not files and path.is_dir():  # one sub-folder per class, as in training
-        files = [
-            file
-            for inner in sorted(path.iterdir())
-            if inner.is_dir()
-            for file in image_files(inner)
-        ]
+    if path.is_dir():  # sub-folders of classes, as in training
+        inner = sorted(one for one in path.iterdir() if one.is_dir() and is_seen(one))
+        files += [file for one in inner for file in image_files(one)]
     if not files:
         raise InputError(f"{path} holds no image")
     found = []

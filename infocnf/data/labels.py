@@ -12,7 +12,9 @@ from infocnf.errors import InputError
 
 __all__ = ["check_names", "read_labels", "wanted_labels"]
 
-RESERVED = ("example", "log_likelihood", "nfe")  # columns of predictions
+RESERVED = (  # columns of predictions
+    "example log_likelihood percentile typicality entropy distance nfe".split()
+)
 
 
 def wanted_labels(label: str | Sequence[str] | None) -> list[str]:
@@ -25,7 +27,7 @@ def check_names(names: Sequence[str], real: Sequence[str], place: str) -> None:
     unknown = [name for name in real if name not in names]
     if unknown:
         raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
-    taken = [name for name in names if name in RESERVED]
+    taken = [name for name in names if name in RESERVED or not name.strip()]
     if taken:
         raise InputError(f"{place}: a label cannot be called {taken[0]!r}: rename it")
 
@@ -63,12 +65,16 @@ def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[s
     """
     if y.ndim != 1:
         raise InputError(f"{where}: there must be one per example, got shape {y.shape}")
-    if y.dtype.kind not in "biufUS":
-        raise InputError(f"{where}: labels must be words or numbers, got {y.dtype}")
-    words = y.dtype.kind in "US"
+    if y.dtype.kind not in "biufUSM":
+        raise InputError(f"{where}: labels must be words, numbers or dates, got {y.dtype}")
+    words = y.dtype.kind in "USM"
     if words and amount:
         raise InputError(f"{where} holds words, which are not amounts")
-    y = y.astype(str) if words else y
+    try:
+        words_of: np.ndarray = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y.astype(str)
+    except UnicodeDecodeError:
+        raise InputError(f"{where} holds bytes that are no words: save them as words") from None
+    y = words_of if words else y
     known = y != "" if words else ~np.isnan(y)
     found = y[known]
     if not len(y):

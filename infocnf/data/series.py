@@ -152,7 +152,7 @@ def read_series_table(
                 f"{path}: {name!r} changes within series {bad!r}: it is no label of it"
             )
     found = {name: plain(groups[name].first()) for name in names}
-    labels, classes = read_labels(found, real, str(path))
+    labels, classes = read_labels(found, real, str(path), each=True)
     return Raw(x, labels, classes, columns=columns, sources=sources_of([path]))
 
 

@@ -105,6 +105,11 @@ def check_labels(path: Path, frame: pd.DataFrame, names: list[str], real: Sequen
 
 def plain(column: pd.Series) -> np.ndarray:
     """A column as numbers or as words; NaN or an empty word where a cell is blank."""
-    if column.dtype.kind in "iuf":
-        return column.astype(float).to_numpy() if column.isna().any() else column.to_numpy()
-    return column.astype(object).where(column.notna(), "").astype(str).to_numpy(str)
+    known = column.notna().to_numpy()
+    if column.dtype.kind in "iuf" and not known.all():
+        return column.astype(float).to_numpy()
+    if column.dtype.kind in "biuf" and known.all():
+        return column.to_numpy(dtype=np.dtype(f"{column.dtype.kind}{column.dtype.itemsize}"))
+    words = np.full(len(column), "", dtype=object)
+    words[known] = column[known].astype(str).to_numpy()
+    return words.astype(str)

@@ -27,6 +27,7 @@ from infocnf.training.order import Order
 __all__ = ["Plan", "Stage", "epochs_of"]
 
 Labels = dict[str, Tensor]
+LARGEST_WEIGHT = 50.0  # of one label among many examples without
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,11 @@ class Plan:
             **options,
         )
 
+    @property
+    def matching_beta(self) -> float:
+        """Weight of a label in matching: few weigh as much as all would, up to a bound."""
+        return self.config.matching.beta * min(1.0 / self.labelled, LARGEST_WEIGHT)
+
     def matching(
         self,
         model: InfoCNF,
@@ -179,13 +185,13 @@ class Plan:
         seeds: Tensor | None = None,
         stepping: str | None = None,
     ) -> Matching:
-        """The loss of matching, which knows no steps; few labels weigh as much as all would."""
+        """The loss of matching, which knows no steps."""
         own = self.config.matching
         return matching_objective(
             model,
             x,
             labels or None,
-            beta=own.beta / self.labelled,
+            beta=self.matching_beta,
             end=own.end,
             share=own.share,
             times=own.times,

@@ -48,7 +48,7 @@ def finish_matching(module: FlowModule) -> None:
     if sharpness > 1.0 and module.model.code.heads:
         sharpen(module.model.flow, sharpness)
     count = module.config.matching.refit
-    if count:
+    if count and all(len(labelled(module.examples[part])) for part in ("train", "validation")):
         parts = []
         for part in ("train", "validation"):
             usable = labelled(module.examples[part])
