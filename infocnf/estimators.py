@@ -34,7 +34,6 @@ __all__ = ["FlowDensity", "InfoCNFClassifier", "InfoCNFRegressor"]
 
 TARGET = "target"
 AT_ONCE = 1000  # rows solved at a time
-SHORTER = 6  # how many times fewer steps are tried, too
 Labels = Mapping[str, np.ndarray]
 Classes = Mapping[str, tuple[str, ...]]
 
@@ -46,8 +45,7 @@ class FlowEstimator(BaseEstimator):
     Columns that do not vary have no density and are left out.
 
     Arguments:
-        steps: Steps of training. A sixth of them is tried, too, and enough where validation rows
-            and their labels become more likely: few rows are soon overfitted.
+        steps: Steps of training.
         width: Width of the field's layers.
         supervised: Fraction of the code that knows the labels.
         separation: How far apart labels are in the code; more reads labels better, at some cost in
@@ -56,8 +54,7 @@ class FlowEstimator(BaseEstimator):
         learning_rate: Learning rate.
         weight_decay: Decoupled weight decay.
         batch_size: Rows of a step.
-        validation_fraction: Rows that choose between the two, and between a fitted prior and the
-            first one.
+        validation_fraction: Rows that choose whether a fitted prior is better than the first one.
         tolerance: Tolerance of the solver where densities and samples are asked for.
         random_state: Seed of weights, order and noise.
     """
@@ -179,19 +176,16 @@ class FlowEstimator(BaseEstimator):
             validation=self.validation_fraction,
             seed=seed,
         )
+        config = self.settings(data, seed)
         counts = {
             name: np.bincount(inner[name], minlength=len(known))
             + (self.counts_[name] if go_on else 0)
             for name, known in self.names_.items()
         }
         started = self.restarted(counts) if go_on else None
-        model, figures = fit_in_memory(self.settings(data, seed, self.steps), data, started)
-        if not go_on:
-            fewer = math.ceil(self.steps / SHORTER)
-            other, found = fit_in_memory(self.settings(data, seed, fewer), data)
-            model = other if all(found[name] < figures[name] for name in figures) else model
-        # what a pickle will hold; in double precision answers do not depend on what else is asked
-        self.model_: InfoCNF = InfoCNF.from_bytes(*model.double().to_bytes())
+        # in double precision answers do not depend on what else is asked
+        model = fit_in_memory(config, data, started).double()
+        self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
         self.counts_: dict[str, np.ndarray] = counts  # of each class, in all rows so far
         return self
 
@@ -216,19 +210,20 @@ class FlowEstimator(BaseEstimator):
             self.names_[name] = np.unique(values)
         return numbers_of(values, self.names_[name])
 
-    def settings(self, data: Dataset, seed: int, steps: int) -> Config:
-        """The configuration of so many steps of training: by matching, whose code needs a dimension
-        for each class but one; where rows have fewer, by maximum likelihood.
+    def settings(self, data: Dataset, seed: int) -> Config:
+        """The configuration of training: by matching, whose code needs a dimension for each class
+        but one; where rows have fewer, by maximum likelihood.
         """
         for name in ("steps", "width", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        share = self.validation_fraction
-        if not 0.0 <= share < 1.0:
-            raise ValueError(f"validation_fraction must be in [0, 1), got {share}")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise ValueError(
+                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
+            )
         rows, width = len(data.parts["train"]), data.shape[0]
         size = min(self.batch_size, rows)
-        epochs = math.ceil(steps / math.ceil(rows / size))
+        epochs = math.ceil(self.steps / math.ceil(rows / size))
         each = max((len(names) - 1 for names in data.raw.classes.values()), default=1)
         needed = max(each, 1) * len(data.raw.labels)
         matched = needed <= width

@@ -24,7 +24,6 @@ from infocnf.training.stages import epochs_of
 __all__ = ["fit_in_memory", "rows_in_memory"]
 
 LEAST_VALIDATED = 20  # rows below which there are none to spare
-JUDGED = ("bits_per_dim_marginal", "cross_entropy")  # the less the better
 
 
 class Best(Callback):
@@ -33,7 +32,6 @@ class Best(Callback):
     def __init__(self) -> None:
         self.model: InfoCNF | None = None
         self.loss = float("inf")
-        self.figures: dict[str, float] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep it where it is the best so far."""
@@ -43,8 +41,6 @@ class Best(Callback):
             assert isinstance(pl_module.evaluated, InfoCNF)
             self.loss, self.model = loss, deepcopy(pl_module.evaluated)
             self.model.read = pl_module.read
-            found = {name: pl_module.validation.mean(name) for name in JUDGED}
-            self.figures = {name: value for name, value in found.items() if value is not None}
 
 
 def rows_in_memory(
@@ -76,12 +72,9 @@ def again(model: InfoCNF) -> InfoCNF:
     return fresh
 
 
-def fit_in_memory(
-    config: Config, data: Dataset, model: InfoCNF | None = None
-) -> tuple[InfoCNF, dict[str, float]]:
-    """A model trained on examples in memory, from the weights of another one where it is given, and
-    what the validation part says of its density and of its labels; random numbers of the caller are
-    left as they are.
+def fit_in_memory(config: Config, data: Dataset, model: InfoCNF | None = None) -> InfoCNF:
+    """A model trained on examples in memory, from the weights of another one where it is given;
+    random numbers of the caller are left as they are.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -108,4 +101,4 @@ def fit_in_memory(
         raise WorkError(
             "no validation example could be solved: train with fewer steps or more rows"
         )
-    return best.model.eval(), best.figures
+    return best.model.eval()
