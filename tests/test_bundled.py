@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +48,59 @@ def test_predict_and_sample_work_by_its_name(
     assert run(["sample", "digits", "-n", "10"]) == 0
     assert Image.open(tmp_path / "samples.png").size[0] > 50
     assert run(["sample", "digits", "-n", "10"]) == 2  # what is there stays
+
+
+HIDING = """
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hide())
+
+from infocnf.cli import main
+
+main({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["predict", "digits", "3.png", "--tolerance", "1e-2"], 0, "3.png,3,"),
+        (["sample", "digits", "-n", "10"], 0, "written: samples.png"),
+        (["train"], 2, "lightning is not installed: pip install 'infocnf[all]'"),
+        (["demo"], 2, "pip install 'infocnf[demo]'"),
+    ],
+)
+def test_it_needs_no_extras(arguments: list[str], code: int, says: str, tmp_path: Path) -> None:
+    wanted = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    extras = {
+        re.split(r"[^\w-]", line)[0].lower()
+        for lines in wanted["optional-dependencies"].values()
+        for line in lines
+    } - {"infocnf"}
+    hidden = {
+        module
+        for module, packages in packages_distributions().items()
+        if extras & {package.lower() for package in packages}
+    }
+    assert {"lightning", "pandas", "sklearn", "scipy"} < hidden
+    own = Run.open("digits").data()
+    x, labels = own.examples("test")
+    first = int((labels["label"] == 3).nonzero()[0])
+    Image.fromarray((x[first, 0].numpy() * 15).astype(np.uint8)).save(tmp_path / "3.png")
+    done = subprocess.run(
+        [sys.executable, "-c", HIDING.format(hidden=hidden, arguments=arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["report"], ["train", "--resume", "--out"]])

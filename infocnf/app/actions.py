@@ -18,7 +18,6 @@ from infocnf.evaluation.familiar import Familiar
 from infocnf.models import InfoCNF
 from infocnf.models.codes import Code
 from infocnf.reports.figures import BLUE, GREY, RED, grid, png, tidy
-from infocnf.reports.page import familiar_of
 from infocnf.reports.samples import Grid, class_grid, counterfactual_grid, draw_samples, main_factor
 from infocnf.tolerances import Fixed
 from infocnf.training import Run
@@ -62,7 +61,7 @@ class Player:
             raise InputError(f"{run.folder} is no model of images, which is what the page shows")
         self.run, self.tolerance = run, tolerance
         self.model: InfoCNF = run.model()
-        self.preparation, self.familiar = run.preparation, familiar_of(run)
+        self.preparation, self.familiar = run.preparation, Familiar.told(run.evaluation)
         self.label = main_factor(self.model)
         self.classes: list[str] = run.facts["classes"].get(self.label, []) if self.label else []
 

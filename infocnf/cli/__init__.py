@@ -11,14 +11,16 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit."""
+    """Run the command and exit; where a package of the extras is missing, say how to get it."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         from infocnf.cli.app import run
+
+        code = run(given)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "infocnf":
+        package = (error.name or "").split(".")[0]
+        if package == "infocnf" or "--debug" in given:
             raise
-        print(
-            f"infocnf: {error.name} is not installed: pip install 'infocnf[all]'", file=sys.stderr
-        )
-        sys.exit(2)
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+        print(f"infocnf: {package} is not installed: pip install 'infocnf[all]'", file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -59,6 +59,8 @@ def run(arguments: list[str]) -> int:
     rest = [argument for argument in arguments if argument != "--debug"]
     try:
         return int(app(rest, prog_name="infocnf", standalone_mode=False) or 0)
+    except ModuleNotFoundError:
+        raise  # an extra that is not installed: main says which
     except Exception as error:
         code = exit_code(error)
         if debug:

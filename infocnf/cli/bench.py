@@ -36,7 +36,7 @@ def bench(
     about an hour on two cores; the flows that are measured are trained first and kept.
     """
     from infocnf.bench.suite import run
-    from infocnf.cli.progress import console
+    from infocnf.cli.console import console
 
     page = run(parts or (), out, work, console.print, threads=threads, quick=quick)
     console.print(f"written: {page}")

@@ -63,7 +63,7 @@ def evaluate(
     check_amounts(budget, limit)
 
     from infocnf import evaluation
-    from infocnf.cli.progress import console, counting
+    from infocnf.cli.console import console, counting
     from infocnf.cli.series import evaluate_run, refuse
     from infocnf.data.dataset import PARTS, spread_over
     from infocnf.evaluation.budget import in_short
@@ -127,7 +127,7 @@ def strangers(
     run: Run, model: InfoCNF, size: int, limit: int | None
 ) -> dict[str, dict[str, float]]:
     """How well each score tells strange examples from the test set."""
-    from infocnf.cli.progress import counting
+    from infocnf.cli.console import counting
     from infocnf.evaluation.outliers import outlier_table, strange_examples
 
     data, count = run.data(), min(limit or 500, 500)

@@ -45,10 +45,10 @@ def predict(
     import torch
 
     from infocnf import evaluation
-    from infocnf.cli.progress import console, counting
+    from infocnf.cli.console import console, counting
     from infocnf.cli.series import predict_run, refuse
     from infocnf.data.inputs import read_inputs
-    from infocnf.reports.page import familiar_of
+    from infocnf.evaluation.familiar import Familiar
     from infocnf.training import Run
 
     opened = Run.open(run)
@@ -64,7 +64,7 @@ def predict(
             opened.preparation,
             torch.from_numpy(x),
             opened.facts["classes"],
-            familiar=familiar_of(opened),
+            familiar=Familiar.told(opened.evaluation),
             tolerance=tolerance or config.tolerance,
             batch_size=batch_size or config.batch_size,
             progress=progress,
@@ -79,7 +79,7 @@ def predict(
 
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:
     """Print the table, or write it where it was asked for."""
-    from infocnf.cli.progress import console
+    from infocnf.cli.console import console
     from infocnf.files import write
 
     text = as_csv(columns)

@@ -1,19 +1,19 @@
-"""What a person sees while a model trains or is evaluated."""
+"""What a person sees while a model trains."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from infocnf.cli.console import console
 from infocnf.errors import StoppedError
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.models.labels import is_missing
@@ -21,9 +21,8 @@ from infocnf.objectives.likelihood import weight_in_nats
 from infocnf.processes import is_leader
 from infocnf.training.module import FlowModule
 
-__all__ = ["Display", "announce", "counting"]
+__all__ = ["Display", "announce"]
 
-console = Console(highlight=False, soft_wrap=True, markup=False)
 QUIET_SECONDS = 20.0  # between lines where there is no terminal
 
 
@@ -180,28 +179,3 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-@contextmanager
-def counting(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over a number of examples."""
-    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        task = bars.add_task(text, total=total)
-        yield lambda count: bars.advance(task, count)
-
-
-@contextmanager
-def adding_up(title: str, total: int) -> Iterator[Callable[[str, int, int], None]]:
-    """Progress of many things at once: a bar over all of them, or a line for each that is done."""
-    done: dict[str, int] = {}
-    with counting(title, total) as advance:
-
-        def told(name: str, now: int, of: int) -> None:
-            before = done.get(name, 0)
-            done[name] = max(now, before)
-            advance(done[name] - before)
-            if not console.is_terminal and now == of > before:
-                console.print(f"{name}: {of} epochs; {sum(done.values())} of {total} in all")
-
-        yield told

@@ -15,7 +15,7 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
 
     The file needs no other and no network. Evaluate first to have the test figures in it.
     """
-    from infocnf.cli.progress import console
+    from infocnf.cli.console import console
     from infocnf.reports import write_report
     from infocnf.training import Run
 

@@ -73,7 +73,7 @@ def work(
     jobs: int,
 ) -> None:
     """Train what is missing and publish, with a bar over everything."""
-    from infocnf.cli.progress import adding_up, console
+    from infocnf.cli.console import adding_up, console
     from infocnf.cli.train import as_toml
     from infocnf.experiments.reproduce import epochs_in_all, reproduce
     from infocnf.experiments.runs import Workshop
@@ -101,7 +101,7 @@ def check_data(experiments: list[Experiment], scale: Scale, data_dir: Path | Non
 
 def forecast_all(experiments: list[Experiment], scale: Scale) -> None:
     """Print what every run would take; runs that several results share are counted once."""
-    from infocnf.cli.progress import console
+    from infocnf.cli.console import console
     from infocnf.experiments.forecast import forecast
     from infocnf.experiments.runs import identity
 

@@ -48,7 +48,7 @@ def sample(
         raise InputError(f"--temperature must not be negative or huge, got {temperature:g}")
     check_output(out, overwrite, (".png", ".npz", ".csv"))
 
-    from infocnf.cli.progress import console, counting
+    from infocnf.cli.console import console, counting
     from infocnf.cli.series import sample_run
     from infocnf.files import write
     from infocnf.reports.samples import draw_samples, main_factor

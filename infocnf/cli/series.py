@@ -27,7 +27,7 @@ def evaluate_run(
     """Fit, extrapolation and labels of a part; writes ``evaluation.json``."""
     import torch
 
-    from infocnf.cli.progress import console, counting
+    from infocnf.cli.console import console, counting
     from infocnf.evaluation.trajectories import evaluate_series
     from infocnf.files import write_json
 
@@ -97,7 +97,7 @@ def sample_run(
     import numpy as np
     import torch
 
-    from infocnf.cli.progress import console
+    from infocnf.cli.console import console
     from infocnf.cli.sample import index_of
     from infocnf.files import write
     from infocnf.reports.samples import main_factor

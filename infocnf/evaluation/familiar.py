@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,12 @@ class Familiar:
         values = values[values.isfinite()]
         ranks = torch.linspace(0.0, 1.0, QUANTILES, dtype=torch.float64)
         return cls(float(values.mean()), tuple(torch.quantile(values, ranks).tolist()))
+
+    @classmethod
+    def told(cls, evaluation: Mapping[str, Any] | None) -> Familiar | None:
+        """That of an ``evaluation.json``, if there is one."""
+        found = (evaluation or {}).get("familiar")
+        return cls(found["mean"], tuple(found["quantiles"])) if found else None
 
     def typicality(self, log_prob: Tensor) -> Tensor:
         """Distance from the mean, in nats."""

@@ -15,7 +15,6 @@ import torch
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
 from infocnf.evaluation.certificate import LARGEST_ERROR
-from infocnf.evaluation.familiar import Familiar
 from infocnf.files import write
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.reports import figures, series
@@ -61,7 +60,7 @@ def write_report(run: Run) -> Path:
     from jinja2 import Environment, PackageLoader
 
     rows, model, data = read_metrics(run), run.any_model(), run.data()
-    evaluation = read_evaluation(run)
+    evaluation = run.evaluation
     if isinstance(model, LatentODE):
         parts = series_parts(model, data, run.preparation, rows)
     else:
@@ -132,21 +131,6 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
         raise InputError(
             f"{run.folder / 'metrics.csv'} cannot be read ({error}): train for an epoch first"
         ) from None
-
-
-def read_evaluation(run: Run) -> dict[str, Any] | None:
-    """``evaluation.json``, if this model of the run was evaluated."""
-    name = "evaluation.json"
-    if not (run.folder / name).is_file():
-        return None
-    found = run.read_json(name)
-    return found if found.get("model_sha256") == run.model_digest else None
-
-
-def familiar_of(run: Run) -> Familiar | None:
-    """What likelihoods are usual by the evaluation of this model, if there is one."""
-    found = (read_evaluation(run) or {}).get("familiar")
-    return Familiar(found["mean"], tuple(found["quantiles"])) if found else None
 
 
 def headline_of(
