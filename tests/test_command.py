@@ -122,9 +122,15 @@ def test_coloured_images_of_ones_own_are_learned_by_matching(tmp_path: Path) -> 
             image = rng.integers(200, 256, (12, 12, 3))
             bar = image.swapaxes(0, 1) if side == 0 else image
             bar[5:7] = rng.integers(0, 100, 3)
+            image = image.repeat(1 + i % 3, 0).repeat(1 + i % 3, 1)  # photographs differ in size
             Image.fromarray(image.astype(np.uint8)).save(tmp_path / "bars" / name / f"{i}.png")
     out, new = str(tmp_path / "run"), str(tmp_path / "bars" / "tall")
-    few = ["matching.min_steps=60", "model.hidden=[8,16]", "evaluation.tolerance=1e-2"]
+    few = [
+        "data.size=12",
+        "matching.min_steps=60",
+        "model.hidden=[8,16]",
+        "evaluation.tolerance=1e-2",
+    ]
     few = [part for setting in (*few, "evaluation.budget=0") for part in ("--set", setting)]
     assert command(["train", "--data", str(tmp_path / "bars"), *few, "--out", out]) == 0
     assert Run.open(Path(out)).config.training.stages == ["matching"]

@@ -25,10 +25,10 @@ from infocnf.data import CATALOGUE, Preparation, load_data
 from infocnf.data.catalogue import IDX, open_entry
 from infocnf.data.dataset import PARTS
 from infocnf.data.download import fetch
-from infocnf.data.images import read_folder
 from infocnf.data.inputs import read_inputs
 from infocnf.data.labels import read_labels
 from infocnf.data.mixtures import mixture_log_density
+from infocnf.data.pictures import read_folder, read_image
 from infocnf.data.tables import read_table
 from infocnf.errors import InputError, WorkError
 from infocnf.ode.streams import combine_seeds
@@ -119,6 +119,42 @@ def test_a_folder_of_images_is_a_data_set(tmp_path: Path) -> None:
     first = np.asarray(Image.open(tmp_path / "insects" / "ant" / "0.png"))
     np.testing.assert_array_equal(data.raw.x[0], first.transpose(2, 0, 1))
     assert data.raw.labels["label"].tolist() == [0] * 6 + [1] * 6
+
+
+def test_images_of_all_sizes_are_cut_and_scaled_by_averages(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, (height, width) in {"ant": (24, 36), "bee": (40, 20)}.items():
+        (tmp_path / name).mkdir()
+        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name / "0.png")
+    with pytest.raises(InputError, match=r"20x40 pixels but .* is 36x24: .* set data.size=32"):
+        read_folder(tmp_path)
+    raw = read_folder(tmp_path, size=4)
+    assert raw.x.shape == (2, 3, 4, 4)
+    for name, x in zip(("ant", "bee"), raw.x, strict=True):
+        pixels = np.asarray(Image.open(tmp_path / name / "0.png")).astype(float)
+        side = min(pixels.shape[:2])
+        top, left = ((length - side) // 2 for length in pixels.shape[:2])
+        middle = pixels[top : top + side, left : left + side].transpose(2, 0, 1)
+        means = middle.reshape(3, 4, side // 4, 4, side // 4).mean((2, 4))
+        np.testing.assert_allclose(x, means, atol=1)  # rounded after each direction
+    facts = {"shape": [3, 4, 4], "levels": 256, "columns": []}
+    np.testing.assert_array_equal(read_inputs(tmp_path, facts, scale=True)[1], raw.x)
+    with pytest.raises(InputError, match="resize it"):
+        read_inputs(tmp_path, facts)
+    with pytest.raises(InputError, match=r"data.size=4 is for folders of images, not for digits"):
+        load_data("digits", size=4)
+
+
+def test_a_photograph_is_read_the_way_up_it_was_taken(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 255, 640).astype(np.uint8)
+    image = Image.fromarray(np.broadcast_to(ramp, (640, 640)))  # dark on the left
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned clockwise by a quarter: dark at the top
+    image.save(tmp_path / "a.jpg", exif=turned, quality=95)
+    means = np.broadcast_to(ramp.reshape(8, 80).mean(1)[:, None], (8, 8))
+    np.testing.assert_allclose(read_image(tmp_path / "a.jpg", 1, (8, 8))[0], means, atol=2)
+    assert read_image(tmp_path / "a.jpg")[0, :, 0].argmin() < 10
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

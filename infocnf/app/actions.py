@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from infocnf.data.images import read_image
+from infocnf.data.pictures import read_image
 from infocnf.errors import InputError
 from infocnf.evaluation.density import score
 from infocnf.evaluation.familiar import Familiar
@@ -100,8 +100,8 @@ class Player:
             picture.load()
         except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError):
             raise InputError("this file is no image: give a PNG or JPEG") from None
-        pixels = read_image(io.BytesIO(content), self.model.shape[0])
-        return self.to_levels(np.concatenate([self.resized(Image.fromarray(c)) for c in pixels]))
+        channels, height, width = self.model.shape
+        return self.to_levels(read_image(io.BytesIO(content), channels, (width, height)))
 
     def resized(self, picture: Image.Image) -> np.ndarray:
         """Grey levels ``(1, height, width)`` of the model's size, by averages over areas."""

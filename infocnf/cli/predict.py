@@ -56,7 +56,7 @@ def predict(
         refuse(exact_trace=exact_trace)
         deliver(predict_run(opened, source, tolerance, batch_size), out)
         return
-    names, x = read_inputs(source, opened.facts)
+    names, x = read_inputs(source, opened.facts, scale=opened.config.data.size is not None)
     config, model = opened.config.evaluation, opened.model(exact_trace)
     with counting("predicting", len(x)) as progress:
         found = evaluation.predict(

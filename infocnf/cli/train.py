@@ -15,7 +15,8 @@ EXAMPLES = """\b
 Examples:
   infocnf train                                   the digits, three minutes
   infocnf train digits --set matching.epochs=20   any setting of --show
-  infocnf train --data flowers/                   a folder with a sub-folder of images per class
+  infocnf train --data shapes/                    a folder with a sub-folder of images per class
+  infocnf train --data flowers/ --set data.size=32   the same of photographs of all sizes
   infocnf train --data iris.csv --set data.label=species
   infocnf train mnist --data-dir ~/mnist
   infocnf train --data steps.csv --set data.series=id --set data.time=day

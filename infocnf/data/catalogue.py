@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infocnf.data import images, mixtures, series, spirals
+from infocnf.data import images, mixtures, pictures, series, spirals
 from infocnf.data.dataset import Dataset, Raw, split
 from infocnf.data.download import cached, fetch
 from infocnf.data.tables import TABLES, read_table
@@ -242,10 +242,11 @@ def open_path(
     levels: int | None,
     series_column: str | None,
     time: str,
+    size: int | None,
 ) -> Raw:
     """A user's own data: a folder of images, ``.npz``, ``.csv`` or ``.parquet``."""
     if path.is_dir():
-        return images.read_folder(path, label, real)
+        return pictures.read_folder(path, label, real, size)
     if series_column is not None and path.suffix.lower() in TABLES:
         return series.read_series_table(path, series_column, time, label, real)
     if series.is_series_file(path):
@@ -284,6 +285,7 @@ def load_data(
     levels: int | None = None,
     series: str | None = None,
     time: str = "time",
+    size: int | None = None,
     shrink: int = 1,
     validation: float = 0.1,
     test: float = 0.1,
@@ -303,6 +305,7 @@ def load_data(
         levels: Grey levels of ``.npz`` images; found from the data when None.
         series: Column of a long table that says which series a row belongs to.
         time: Its column of times.
+        size: Side of the square that images of a folder are cut and scaled to.
         shrink: Side of the squares of pixels that become one, their mean.
         validation: Size of the validation part, a fraction or a number.
         test: Size of the test part, where there is no official one.
@@ -311,8 +314,12 @@ def load_data(
         labelled: How many training examples keep their labels; all when None.
         unlabelled: Whether the others train without.
     """
+    if size is not None and not (path is not None and Path(path).is_dir()):
+        raise InputError(
+            f"data.size={size} is for folders of images, not for {path or name}: leave it out"
+        )
     if path is not None:
-        raw = open_path(Path(path), label, real, levels, series, time)
+        raw = open_path(Path(path), label, real, levels, series, time, size)
         name = Path(path).name
     else:
         raw = open_entry(name, None if directory is None else Path(directory))

@@ -7,28 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from infocnf.data.images import (
-    SUFFIXES,
-    channels_first,
-    finite,
-    image_files,
-    is_seen,
-    load_npz,
-    read_image,
-    size,
-)
+from infocnf.data.images import channels_first, finite, load_npz
+from infocnf.data.pictures import SUFFIXES, image_files, is_seen, read_image, size_of
 from infocnf.data.tables import TABLES, read_frame
 from infocnf.errors import InputError
 
 __all__ = ["read_inputs"]
 
 
-def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarray]:
+def read_inputs(
+    path: Path, facts: dict[str, Any], *, scale: bool = False
+) -> tuple[list[str], np.ndarray]:
     """Names of the examples, and the examples as the model's data was read.
 
     Arguments:
         path: An image, a folder of images, ``.npz``, ``.csv`` or ``.parquet``.
         facts: What the run recorded of its data.
+        scale: Whether pictures of another size are cut and scaled, as those of the run were.
     """
     shape, levels = tuple(facts["shape"]), int(facts["levels"])
     if not path.exists():
@@ -36,7 +31,7 @@ def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarra
     if path.is_dir() or path.suffix.lower() in SUFFIXES:
         if len(shape) != 3:
             raise InputError(f"{path} holds images, but the model reads rows of {shape[0]} numbers")
-        return read_pictures(path, shape, levels)
+        return read_pictures(path, shape, levels, scale)
     if path.suffix.lower() == ".npz":
         return read_arrays(path, shape, levels)
     if path.suffix.lower() in TABLES:
@@ -46,7 +41,9 @@ def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarra
     raise InputError(f"{path} is of no known kind: give images, a folder, .npz, .csv or .parquet")
 
 
-def read_pictures(path: Path, shape: tuple[int, ...], levels: int) -> tuple[list[str], np.ndarray]:
+def read_pictures(
+    path: Path, shape: tuple[int, ...], levels: int, scale: bool
+) -> tuple[list[str], np.ndarray]:
     """Images of the model's size, in as many grey levels as it knows."""
     files = [path] if path.is_file() else image_files(path)
     if path.is_dir():  # sub-folders of classes, as in training
@@ -56,10 +53,10 @@ def read_pictures(path: Path, shape: tuple[int, ...], levels: int) -> tuple[list
         raise InputError(f"{path} holds no image")
     found = []
     for file in files:
-        image = read_image(file, shape[0])
+        image = read_image(file, shape[0], (shape[2], shape[1]) if scale else None)
         if image.shape != shape:
             raise InputError(
-                f"{file} is {size(image)} pixels, but the model reads {shape[2]}x{shape[1]}: "
+                f"{file} is {size_of(image)} pixels, but the model reads {shape[2]}x{shape[1]}: "
                 "resize it"
             )
         found.append(image)

@@ -5,12 +5,13 @@ that a model reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from infocnf.errors import InputError
 
-__all__ = ["check_names", "read_labels", "wanted_labels"]
+__all__ = ["check_names", "one_label", "read_labels", "wanted_labels"]
 
 RESERVED = (  # columns of predictions
     "example log_likelihood percentile typicality entropy distance nfe".split()
@@ -20,6 +21,14 @@ RESERVED = (  # columns of predictions
 def wanted_labels(label: str | Sequence[str] | None) -> list[str]:
     """Names of the labels to learn; None for no label."""
     return [label] if isinstance(label, str) else list(label or [])
+
+
+def one_label(label: str | list[str] | None, place: Path) -> list[str]:
+    """The name of the label of examples that have at most one."""
+    names = wanted_labels(label)
+    if len(names) > 1:
+        raise InputError(f"{place} has one label, data.label names {len(names)}: name one, or []")
+    return names
 
 
 def check_names(names: Sequence[str], real: Sequence[str], place: str) -> None:

@@ -46,6 +46,9 @@ class DataConfig(Section):
         None, description="column of a long table that says which series a row belongs to"
     )
     time: str = Field("time", description="its column of times")
+    size: Annotated[int, Field(ge=2, le=4096)] | None = Field(
+        None, description="side of the square that images of a folder are cut and scaled to"
+    )
     shrink: Positive = Field(1, description="side of the squares of pixels that become one")
     flip: bool | None = Field(None, description="mirror images in training; as the set wants it")
     validation: Share = Field(0.1, description="validation part: a fraction, or a number")

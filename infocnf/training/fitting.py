@@ -38,6 +38,7 @@ from infocnf.training.stages import epochs_of
 __all__ = ["begin", "resume"]
 
 PACKAGES = ("infocnf", "torch", "lightning", "numpy", "pydantic", "scikit-learn", "torchmetrics")
+LARGE = 64 * 64  # pixels of an image
 CHANGEABLE = ("trainer.", "evaluation.")  # and the epochs of the last stage
 
 
@@ -63,8 +64,8 @@ def begin(
     check_places(config, folder)
     run, data = Run(folder), build_data(config)
     config = settle(config, data)
-    model = build_model(config, data)
     check_parts(config, data)
+    model = build_model(config, data)
     trainer = make_trainer(run, config, callbacks)
     if is_leader():
         claim(folder, overwrite)
@@ -94,8 +95,8 @@ def resume(
             raise InputError(f"{last}.epochs={epochs}: it has done {done}, want more")
         config = wanted
     data = run.data()
-    model = build_model(config, data)
     check_parts(config, data)
+    model = build_model(config, data)
     trainer = make_trainer(run, config, callbacks)
     if is_leader():
         set_aside(folder / "checkpoints")
@@ -116,8 +117,18 @@ def check_places(config: Config, folder: Path) -> None:
 
 
 def check_parts(config: Config, data: Dataset) -> None:
-    """Refuse columns without a density, and more processes than there are examples to share."""
-    _ = data.preparation  # says so itself
+    """Refuse columns without a density, and more processes than there are examples to share; warn
+    of images that are too large for most machines.
+    """
+    preparation = data.preparation  # refuses itself
+    *_, height, width = (1, *data.raw.x.shape[1:])
+    if preparation.is_images and height * width > LARGE:
+        logging.getLogger(__name__).warning(
+            "images of %dx%d pixels are slow even on a graphics card: "
+            "data.size=32 makes those of a folder smaller",
+            width,
+            height,
+        )
     world = config.trainer.devices * config.trainer.nodes
     if len(data.parts["validation"]) < world:
         raise InputError(f"{world} processes cannot share {len(data.parts['validation'])} examples")
