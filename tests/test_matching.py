@@ -84,6 +84,18 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     torch.testing.assert_close(whole[2:4], model.log_prob(x[2:4]), atol=1e-9, rtol=0)
 
 
+def test_rounding_does_not_grow_to_the_size_of_the_tolerance_between_batches() -> None:
+    model = labelled((3, 16, 16), 2, hidden=(16, 32)).float().eval()
+    for weight in model.parameters():  # a field that bends
+        weight.data += 0.05 * torch.randn_like(weight)
+    x = torch.rand(8, 3, 16, 16, dtype=torch.float32)
+    with torch.no_grad():
+        whole, tight = (model.log_prob(x, tolerance=tolerance) for tolerance in (1e-3, 1e-6))
+        alone = torch.cat([model.log_prob(x[i : i + 1], tolerance=1e-3) for i in range(len(x))])
+    assert (whole - tight).abs().mean() > 0.05  # nats: what is left of the steps' choice
+    assert (whole - alone).abs().max() < 0.02
+
+
 def labelled(shape: tuple[int, ...], classes: int, **arguments: Any) -> InfoCNF:
     kind = "unet" if len(shape) == 3 else "residual"
     own = {"architecture": kind, "hidden": (8, 8), "blocks": 1, "separation": 1.0, **arguments}
