@@ -45,6 +45,12 @@ def test_predict_and_sample_work_by_its_name(
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["label"] for row in table] == [str(int(y)) for y in labels["label"][:3]]
     assert all(0.0 <= float(row["percentile"]) <= 100.0 for row in table)
+    Image.open(tmp_path / "1.png").resize((32, 40)).save(tmp_path / "larger.png")
+    files = [str(tmp_path / name) for name in ("0.png", "larger.png")]
+    assert run(["predict", "digits", *files, "--tolerance", "1e-2"]) == 0
+    names = [row["example"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    assert names == files
+    (tmp_path / "larger.png").unlink()
     assert run(["sample", "digits", "-n", "10"]) == 0
     assert Image.open(tmp_path / "samples.png").size[0] > 50
     assert run(["sample", "digits", "-n", "10"]) == 2  # what is there stays

@@ -139,11 +139,11 @@ def test_images_of_all_sizes_are_cut_and_scaled_by_averages(tmp_path: Path) -> N
         means = middle.reshape(3, 4, side // 4, 4, side // 4).mean((2, 4))
         np.testing.assert_allclose(x, means, atol=1)  # rounded after each direction
     facts = {"shape": [3, 4, 4], "levels": 256, "columns": []}
-    np.testing.assert_array_equal(read_inputs(tmp_path, facts, scale=True)[1], raw.x)
-    with pytest.raises(InputError, match="resize it"):
-        read_inputs(tmp_path, facts)
+    np.testing.assert_array_equal(read_inputs(tmp_path, facts)[1], raw.x)
     with pytest.raises(InputError, match=r"data.size=4 is for folders of images, not for digits"):
         load_data("digits", size=4)
+    with pytest.raises(InputError, match="ants does not exist"):
+        load_data(path=tmp_path / "ants", size=4)
 
 
 def test_a_photograph_is_read_the_way_up_it_was_taken(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from infocnf.cli.outputs import check_output
 from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
+from infocnf.errors import InputError
 
 __all__ = ["predict"]
 
@@ -19,9 +20,11 @@ def predict(
     run: Annotated[
         Path, typer.Argument(help="Run directory, or digits: the model of the package.")
     ],
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="INPUT", help="Image, folder of images, .npz, .csv or .parquet."),
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="INPUT...", help="Images, folder of images, .npz, .csv or .parquet."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Table to write; printed otherwise.")
@@ -37,11 +40,13 @@ def predict(
     strange an example is: percentile (percent of test examples that are less likely) and typicality
     (distance from their mean, in nats) once the run was evaluated, entropy of the label's
     probabilities, distance of its code from that of any label.
-    Images of 256 grey levels are brought to those of the model.
+    Images are brought to the size and the grey levels of the model: their middle, scaled.
+    The digits of the package are white on black.
     """
     check_output(out, overwrite)
     check_solving(tolerance, batch_size)
 
+    import numpy as np
     import torch
 
     from infocnf import evaluation
@@ -54,9 +59,13 @@ def predict(
     opened = Run.open(run)
     if opened.is_series:
         refuse(exact_trace=exact_trace)
-        deliver(predict_run(opened, source, tolerance, batch_size), out)
+        if len(sources) > 1:
+            raise InputError(f"{sources[1]}: give one file of series at a time")
+        deliver(predict_run(opened, sources[0], tolerance, batch_size), out)
         return
-    names, x = read_inputs(source, opened.facts, scale=opened.config.data.size is not None)
+    inputs = [read_inputs(source, opened.facts) for source in sources]
+    names = [name for some, _ in inputs for name in some]
+    x = np.concatenate([examples for _, examples in inputs])
     config, model = opened.config.evaluation, opened.model(exact_trace)
     with counting("predicting", len(x)) as progress:
         found = evaluation.predict(
@@ -74,7 +83,7 @@ def predict(
             f"{found.unsolved} of {len(x):,} examples are so far from the data that they have no "
             "finite likelihood"
         )
-    deliver({"example": list(names), **found.columns}, out)
+    deliver({"example": [*names], **found.columns}, out)
 
 
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:

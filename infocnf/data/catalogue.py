@@ -314,7 +314,7 @@ def load_data(
         labelled: How many training examples keep their labels; all when None.
         unlabelled: Whether the others train without.
     """
-    if size is not None and not (path is not None and Path(path).is_dir()):
+    if size is not None and (path is None or Path(path).is_file()):
         raise InputError(
             f"data.size={size} is for folders of images, not for {path or name}: leave it out"
         )

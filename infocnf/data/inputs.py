@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 
 from infocnf.data.images import channels_first, finite, load_npz
-from infocnf.data.pictures import SUFFIXES, image_files, is_seen, read_image, size_of
+from infocnf.data.pictures import SUFFIXES, image_files, is_seen, read_image
 from infocnf.data.tables import TABLES, read_frame
 from infocnf.errors import InputError
 
 __all__ = ["read_inputs"]
 
 
-def read_inputs(
-    path: Path, facts: dict[str, Any], *, scale: bool = False
-) -> tuple[list[str], np.ndarray]:
+def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarray]:
     """Names of the examples, and the examples as the model's data was read.
 
     Arguments:
         path: An image, a folder of images, ``.npz``, ``.csv`` or ``.parquet``.
         facts: What the run recorded of its data.
-        scale: Whether pictures of another size are cut and scaled, as those of the run were.
     """
     shape, levels = tuple(facts["shape"]), int(facts["levels"])
     if not path.exists():
@@ -31,7 +28,7 @@ def read_inputs(
     if path.is_dir() or path.suffix.lower() in SUFFIXES:
         if len(shape) != 3:
             raise InputError(f"{path} holds images, but the model reads rows of {shape[0]} numbers")
-        return read_pictures(path, shape, levels, scale)
+        return read_pictures(path, shape, levels)
     if path.suffix.lower() == ".npz":
         return read_arrays(path, shape, levels)
     if path.suffix.lower() in TABLES:
@@ -41,26 +38,15 @@ def read_inputs(
     raise InputError(f"{path} is of no known kind: give images, a folder, .npz, .csv or .parquet")
 
 
-def read_pictures(
-    path: Path, shape: tuple[int, ...], levels: int, scale: bool
-) -> tuple[list[str], np.ndarray]:
-    """Images of the model's size, in as many grey levels as it knows."""
+def read_pictures(path: Path, shape: tuple[int, ...], levels: int) -> tuple[list[str], np.ndarray]:
+    """Images in the model's size, and in as many grey levels as it knows."""
     files = [path] if path.is_file() else image_files(path)
     if path.is_dir():  # sub-folders of classes, as in training
         inner = sorted(one for one in path.iterdir() if one.is_dir() and is_seen(one))
         files += [file for one in inner for file in image_files(one)]
     if not files:
         raise InputError(f"{path} holds no image")
-    found = []
-    for file in files:
-        image = read_image(file, shape[0], (shape[2], shape[1]) if scale else None)
-        if image.shape != shape:
-            raise InputError(
-                f"{file} is {size_of(image)} pixels, but the model reads {shape[2]}x{shape[1]}: "
-                "resize it"
-            )
-        found.append(image)
-    x = np.stack(found)
+    x = np.stack([read_image(file, shape[0], (shape[2], shape[1])) for file in files])
     if levels != 256:
         x = np.rint(x.astype(np.float64) * (levels - 1) / 255.0).astype(np.int32)
     return [str(file) for file in files], x

@@ -46,7 +46,10 @@ class Familiar:
         return (log_prob - self.mean).abs()
 
     def percentile(self, log_prob: Tensor) -> Tensor:
-        """Percent of usual examples that are less likely; NaN where there is no likelihood."""
+        """Percent of usual examples that are less likely, in whole percents; NaN where there is no
+        likelihood.
+        """
         table = torch.tensor(self.quantiles, dtype=torch.float64)
-        below = torch.searchsorted(table, log_prob.double().nan_to_num(nan=-math.inf))
-        return (below.double() * 100.0 / len(table)).where(log_prob.isfinite(), math.nan)
+        below = torch.searchsorted(table, log_prob.double().nan_to_num(nan=-math.inf), right=True)
+        whole = (below.double() - 1.0).clamp(min=0.0) * (100.0 / (len(table) - 1))
+        return whole.where(log_prob.isfinite(), math.nan)

@@ -88,8 +88,9 @@ def write_report(run: Run) -> Path:
 
 def last_rows(rows: list[dict[str, float | None]]) -> dict[str, Any]:
     """The end of the figures of training, in those columns that it has."""
-    names = [name for name in SHOWN if name in rows[0]]
-    return {"names": names, "rows": [[cell(row[name]) for name in names] for row in rows[-8:]]}
+    last = rows[-8:]
+    names = [name for name in SHOWN if any(row.get(name) is not None for row in last)]
+    return {"names": names, "rows": [[cell(row[name]) for name in names] for row in last]}
 
 
 def kind(model: InfoCNF | LatentODE) -> str:

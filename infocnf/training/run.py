@@ -11,6 +11,7 @@ model/             config.json, model.safetensors
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from infocnf.training.settings import parse_config, read_tables
 
 __all__ = ["Run"]
 
+LARGE = 256  # dimensions whose exact trace a person waits for
 FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 
 
@@ -56,7 +58,10 @@ class Run:
         if not run.folder.is_dir():
             raise InputError(f"{folder} does not exist: train first, or name a run directory")
         if not (run.folder / "config.toml").is_file():
-            raise InputError(f"{folder} is not a run directory: it has no config.toml")
+            raise InputError(
+                f"{folder} is not a run directory (it has no config.toml): name one that "
+                "'infocnf train' wrote"
+            )
         return run
 
     @property
@@ -72,6 +77,12 @@ class Run:
         model = self.any_model()
         if not isinstance(model, InfoCNF):
             raise InputError(f"{self.folder} holds a model of series: this is for images and rows")
+        if exact_trace and model.dimensions > LARGE:
+            logging.getLogger(__name__).warning(
+                "exact traces of %d dimensions: expect %d times the usual time",
+                model.dimensions,
+                model.dimensions,
+            )
         for block in model.flow.blocks:
             block.exact = block.exact or exact_trace
         return model
@@ -153,7 +164,7 @@ class Run:
         if data.describe()["sha256"] != self.facts["sha256"]:
             raise InputError(
                 f"{data.name} is not what {self.folder} was trained on: its content, classes or "
-                "division has changed"
+                "division has changed; restore it, or train again"
             )
         return data
 
