@@ -304,7 +304,6 @@ ARGUMENTS = {
     "train --data {home}/pictures --out {home}/pictures/run": "is inside the data",
     "predict {run}": "Missing argument",
     "predict {run} {home}/none.png": "does not exist",
-    "predict {run} {home}/large.png": "30x20 pixels, but the model reads 8x8",
     "predict {run} {home}/file.csv": "the model reads images",
     "predict {run} {home}/file.txt": "no known kind",
     "predict {run} {home}/full": "holds no image",

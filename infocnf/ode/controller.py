@@ -44,6 +44,9 @@ State = tuple[Tensor, ...]
 # a last step may exceed its proposal by this much: 1.05**5 is less than the safety leaves free
 STRETCH = 1.05
 
+# an error below this part of the rounding of a state of size one is rounding itself
+NOISE = 0.3
+
 
 def squares(parts: Sequence[Tensor], individual: bool) -> list[Tensor]:
     """Sum of squares of each part, each ``(lanes,)``, or ``()`` for one lane."""
@@ -97,12 +100,10 @@ class Controller:
     r"""Proportional-integral step-size control,
 
     .. math:: h' = h \cdot \mathrm{clip}\big(
-        0.9\; r^{-(1 - 0.75\beta q)/q}\; r_{\text{prev}}^{\,\beta},\; 0.2,\; 5\big),
+        0.9\; r^{-(1 - 0.75\beta q)/q}\; r_{\text{prev}}^{\,\beta},\; 0.2,\; 10\big),
 
     with :math:`q` the order of the method. The memory of the previous ratio damps the alternation
-    of accepted and rejected steps that the plain rule shows at the edge of stability. Growth ends
-    at 5, where others allow 10: a ratio as small as that needs is made of rounding, which differs
-    between batches, and so would all later steps.
+    of accepted and rejected steps that the plain rule shows at the edge of stability.
 
     Arguments:
         order: Order :math:`q` of the method.
@@ -112,8 +113,15 @@ class Controller:
     order: int
     safety: float = 0.9
     shrink: float = 0.2
-    grow: float = 5.0
+    grow: float = 10.0
     proportional: float = 0.04
+
+    @staticmethod
+    def above_rounding(ratio: Array, tolerance: Array, precision: float) -> Array:
+        """Ratios that are not made of rounding, which differs between batches, as all later steps
+        would: the noise itself where an error is smaller.
+        """
+        return np.maximum(ratio, np.minimum(NOISE * precision / tolerance, 1e-2))
 
     def factor(self, ratio: Array, previous: Array) -> Array:
         """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""

@@ -59,6 +59,7 @@ class March:
             *np.zeros((2, count), np.int64),
         )
         self.all_proposed = not problem.table.adaptive
+        self.precision = torch.finfo(self.flat.dtype).eps
         self.work: Increments | None = None
         self.status = np.zeros(count, np.int64)
         self.evaluations = 0  # of every lane still on its way: all are attempted together
@@ -233,6 +234,7 @@ class March:
         live.t = np.where(arrived, problem.end, live.t + accept * np.copysign(size, problem.span))
 
         if problem.table.adaptive:
+            ratio = self.controller.above_rounding(ratio, live.tolerance, self.precision)
             growth = self.controller.factor(ratio, live.previous)
             if live.stumbled.any():
                 growth = np.where(live.stumbled, np.minimum(growth, 1.0), growth)
