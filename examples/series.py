@@ -25,7 +25,7 @@ def oscillations(count: int, rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat([times.unsqueeze(2), values], 2), fast
 
 
-def main(steps: int = 400) -> dict[str, float]:
+def main(steps: int = 600) -> dict[str, float]:
     """Train, read the speed of new series, go on beyond their end."""
     torch.manual_seed(0)
     series, fast = oscillations(128, 20, seed=0)

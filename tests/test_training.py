@@ -297,7 +297,7 @@ def test_samples_that_cannot_be_solved_are_left_out(activation: str) -> None:
 def test_a_gradient_that_cannot_be_solved_for_skips_its_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = ["model.gradient=adjoint", "model.max_steps=2", "objective.beta=1e6"]
+    settings = ["model.gradient=adjoint", "model.max_steps=3", "objective.beta=1e6"]
     settings += ["tolerance=1e-3", "model.training_method=dopri5", "training.epochs=1"]
     run = begin(tiny(*settings), tmp_path / "run")
     assert "the adjoint solve of 1 of 1 failed" in caplog.text
