@@ -22,9 +22,7 @@ def predict(
     ],
     sources: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="INPUT...", help="Images, folder of images, .npz, .csv or .parquet."
-        ),
+        typer.Argument(metavar="INPUT", help="Images, folder of images, .npz, .csv or .parquet."),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Table to write; printed otherwise.")

@@ -79,11 +79,11 @@ def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[s
     words = y.dtype.kind in "USM"
     if words and amount:
         raise InputError(f"{where} holds words, which are not amounts")
-    try:
-        words_of: np.ndarray = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y.astype(str)
-    except UnicodeDecodeError:
-        raise InputError(f"{where} holds bytes that are no words: save them as words") from None
-    y = words_of if words else y
+    if words:
+        try:
+            y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y.astype(str)
+        except UnicodeDecodeError:
+            raise InputError(f"{where} holds bytes that are no words: save them as words") from None
     known = y != "" if words else ~np.isnan(y)
     found = y[known]
     if not len(y):

@@ -43,7 +43,8 @@ class March:
         self.problem, self.listener, self.context = problem, listener, context
         self.controller = Controller(problem.table.order)
         scale = max(abs(problem.start), abs(problem.end))
-        self.smallest = 4.0 * torch.finfo(y[0].dtype).eps * scale
+        self.precision = torch.finfo(y[0].dtype).eps
+        self.smallest = 4.0 * self.precision * scale
 
         self.layout = Layout(y)
         self.place(self.layout.flatten(y))
@@ -59,7 +60,6 @@ class March:
             *np.zeros((2, count), np.int64),
         )
         self.all_proposed = not problem.table.adaptive
-        self.precision = torch.finfo(self.flat.dtype).eps
         self.work: Increments | None = None
         self.status = np.zeros(count, np.int64)
         self.evaluations = 0  # of every lane still on its way: all are attempted together
