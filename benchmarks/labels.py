@@ -17,8 +17,8 @@ from sklearn.svm import SVC
 from infocnf.bench.measure import machine, publish
 from infocnf.data import load_data
 from infocnf.experiments.declaration import Recipe
-from infocnf.experiments.outcomes import summary
-from infocnf.experiments.runs import Workshop
+from infocnf.experiments.analysis import summary
+from infocnf.experiments.runner import Workshop
 from infocnf.training import Run
 
 ROOT = Path(__file__).parent.parent

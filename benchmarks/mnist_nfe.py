@@ -21,9 +21,10 @@ from infocnf.bench.peers import Augmented
 from infocnf.flows import ContinuousBlock
 from infocnf.objectives import likelihood_objective
 from infocnf.ode.divergence import draw_probes
-from infocnf.ode.streams import combine_seeds
-from infocnf.training import Run, checkpoints
-from infocnf.training.build import build_model
+from infocnf.random import combine_seeds
+from infocnf.training import Run
+from infocnf.runs import checkpoints
+from infocnf.runs.build import build_model
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "mnist-nfe.md"
 TOLERANCE = 1e-5

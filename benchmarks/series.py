@@ -22,13 +22,13 @@ from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.data import load_data
 from infocnf.experiments import EXPERIMENTS
 from infocnf.experiments.declaration import Recipe
-from infocnf.experiments.outcomes import summary
-from infocnf.experiments.reproduce import gather, recipes_of
-from infocnf.experiments.runs import Workshop
+from infocnf.experiments.analysis import summary
+from infocnf.experiments.runner import gather, recipes_of
+from infocnf.experiments.runner import Workshop
 from infocnf.experiments.scales import LAPTOP
-from infocnf.experiments.spirals import BASELINE, PARTITIONED
+from infocnf.experiments.paper import BASELINE, PARTITIONED
 from infocnf.objectives import variational_objective
-from infocnf.ode.streams import combine_seeds
+from infocnf.random import combine_seeds
 from infocnf.training import Run
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ from torch import Tensor
 from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.models import InfoCNF
 from infocnf.objectives import likelihood_objective
-from infocnf.ode.streams import combine_seeds
+from infocnf.random import combine_seeds
 from infocnf.training import Run
 
 ROOT = Path(__file__).parent.parent

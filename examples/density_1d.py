@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from infocnf import InfoCNF
-from infocnf.data.mixtures import MEANS, VARIANCE, mixture_log_density
+from infocnf.data.synthetic import MEANS, VARIANCE, mixture_log_density
 from infocnf.objectives import likelihood_objective
 
 

@@ -1,8 +1,12 @@
-"""What can go wrong for a user, in one line that names the value and the remedy."""
+"""What can go wrong for a user, in one line that names the value and the remedy; and which process
+says so.
+"""
 
 from __future__ import annotations
 
-__all__ = ["InputError", "StoppedError", "WorkError"]
+import os
+
+__all__ = ["InputError", "StoppedError", "WorkError", "is_leader"]
 
 
 class InputError(ValueError):
@@ -15,3 +19,15 @@ class WorkError(RuntimeError):
 
 class StoppedError(WorkError):
     """Someone asked the work to stop, and what was done so far is saved."""
+
+
+def is_leader() -> bool:
+    """Whether this process speaks and writes: the only one, or the first of several.
+
+    torchrun and SLURM number all processes; Fabric numbers those of a node that it started, and the
+    user the nodes.
+    """
+    if "RANK" in os.environ:
+        return os.environ["RANK"] == "0"
+    names = ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)

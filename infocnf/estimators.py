@@ -1,4 +1,5 @@
-"""scikit-learn estimators: a flow over rows that classifies, predicts amounts and knows densities.
+"""scikit-learn estimators: a flow over rows that classifies, predicts real values and knows
+densities.
 
 >>> from sklearn.datasets import load_iris
 >>> x, y = load_iris(return_X_y=True)
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Self
 
@@ -24,11 +25,11 @@ from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
 from infocnf.data.dataset import as_often
+from infocnf.evaluation.driver import Columns, Driver
 from infocnf.models import InfoCNF
-from infocnf.models.reading import reads_in_one_step
-from infocnf.training import read_config
-from infocnf.training.config import Config
-from infocnf.training.memory import fit_in_memory, rows_in_memory
+from infocnf.runs import read_config
+from infocnf.runs.config import Config
+from infocnf.training.fit import fit_in_memory, rows_in_memory
 
 __all__ = ["FlowDensity", "InfoCNFClassifier", "InfoCNFRegressor"]
 
@@ -90,13 +91,10 @@ class FlowEstimator(BaseEstimator):
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Nats of log p(x), ``(rows,)``, in the units of the rows; whatever their label."""
-        rows = self.check_rows(X)
-        with torch.no_grad():
-            parts = [
-                self.model_.log_prob(part, tolerance=self.tolerance).double()
-                for part in rows.split(AT_ONCE)
-            ]
-        return (torch.cat(parts) - self.preparation_.log_scale).numpy()
+        found = self.collect(
+            X, lambda x, _: {"log_prob": self.model_.log_prob(x, tolerance=self.tolerance).double()}
+        )
+        return (found["log_prob"] - self.preparation_.log_scale).numpy()
 
     def sample(
         self,
@@ -127,14 +125,13 @@ class FlowEstimator(BaseEstimator):
         raise ValueError("this estimator knows no labels: leave y out")
 
     def predict_labels(self, X: Any) -> dict[str, np.ndarray]:
-        """Every label that it was fitted to, by name: classes, or amounts."""
-        found = self.answers(self.check_rows(X))
-        read = {}
-        for name, answer in found.items():
-            values = self.model_.factors[name].read(answer).numpy()
+        """Every label that it was fitted to, by name: classes, or real values."""
+        predicted = {}
+        for name, logits in self.logits(X).items():
+            values = self.model_.factors[name].predict(logits).numpy()
             known = self.names_.get(name)
-            read[name] = values if known is None else known[values]
-        return read
+            predicted[name] = values if known is None else known[values]
+        return predicted
 
     # --------------------------------------------------------------------------------- inside
 
@@ -170,9 +167,10 @@ class FlowEstimator(BaseEstimator):
             raise ValueError(f"partial_fit needs the labels of the first fit: see {missing!r}")
         seed = seed_of(self.random_state)
         data = rows_in_memory(
-            self.preparation_(torch.from_numpy(rows), torch.float64).numpy(),
+            rows,
             inner,
             {name: tuple(map(str, known)) for name, known in self.names_.items()},
+            self.preparation_,
             validation=self.validation_fraction,
             seed=seed,
         )
@@ -183,9 +181,8 @@ class FlowEstimator(BaseEstimator):
             for name, known in self.names_.items()
         }
         started = self.restarted(counts) if go_on else None
-        # in double precision answers do not depend on what else is asked
-        model = fit_in_memory(config, data, started).double()
-        self.model_: InfoCNF = InfoCNF.from_bytes(*model.to_bytes())  # what a pickle will hold
+        # in double precision predictions do not depend on what else is asked
+        self.model_: InfoCNF = fit_in_memory(config, data, started).double()
         self.counts_: dict[str, np.ndarray] = counts  # of each class, in all rows so far
         return self
 
@@ -246,18 +243,17 @@ class FlowEstimator(BaseEstimator):
             given += ['training.stages=["likelihood"]', "model.architecture=flat", "model.blocks=1"]
         return read_config("rows", given)
 
-    def check_rows(self, X: Any) -> Tensor:
-        """Rows as the model reads them."""
+    def collect(self, X: Any, measure: Callable[[Tensor, Tensor], Columns]) -> Columns:
+        """What is measured of rows, as the model reads them."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return self.preparation_(torch.from_numpy(X[:, self.columns_]), self.model_.dtype)
+        driver = Driver(self.model_, self.preparation_, AT_ONCE)
+        return driver.collect(torch.from_numpy(X[:, self.columns_]), measure)
 
-    def answers(self, rows: Tensor) -> dict[str, Tensor]:
+    def logits(self, X: Any) -> dict[str, Tensor]:
         """What the model says of labels: in one evaluation of its field where it was matched."""
-        read = "one_step" if reads_in_one_step(self.model_) else "flow"
-        with torch.no_grad():
-            parts = [self.model_.answers(p, self.tolerance, read=read) for p in rows.split(AT_ONCE)]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        readout = "one_step" if self.model_.has_one_step else "flow"
+        return self.collect(X, lambda x, _: self.model_.logits(x, self.tolerance, readout=readout))
 
     def __getstate__(self) -> dict[str, Any]:
         """The model as the bytes of its two files: nothing in them is code."""
@@ -287,7 +283,7 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
     def fit(self, X: Any, y: Any, *, labels: Mapping[str, Any] | None = None) -> Self:
         """Fit to rows ``(rows, columns)`` and their classes; further labels may be given by name.
 
-        Integers and strings among them are classes, real numbers are amounts.
+        Integers and strings among them are classes, real numbers are regression targets.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -318,9 +314,8 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         classes none is surer than (n + 1) / (n + k), the rule of succession, for what is read in
         one step can be exactly 0.
         """
-        rows = self.check_rows(X)
-        factor, answer = self.model_.factors[TARGET], self.answers(rows)[TARGET]
-        probabilities = factor.distribution(answer.double())
+        factor, logits = self.model_.factors[TARGET], self.logits(X)[TARGET]
+        probabilities = factor.distribution(logits.double())
         assert isinstance(probabilities, Tensor)
         probabilities = probabilities / probabilities.sum(1, keepdim=True)
         seen, classes = int(self.counts_[TARGET].sum()), probabilities.shape[1]
@@ -338,15 +333,15 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
 
 
 class InfoCNFRegressor(RegressorMixin, FlowEstimator):
-    """Amounts, with the density of rows: see :class:`FlowEstimator` for its arguments."""
+    """Regression, with the density of rows: see :class:`FlowEstimator` for its arguments."""
 
     def fit(self, X: Any, y: Any, *, labels: Mapping[str, Any] | None = None) -> Self:
-        """Fit to rows ``(rows, columns)`` and their amounts; further labels by name."""
+        """Fit to rows ``(rows, columns)`` and their targets; further labels by name."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         return self.train(X, y.astype(np.float64), None, labels)
 
     def partial_fit(self, X: Any, y: Any, *, labels: Mapping[str, Any] | None = None) -> Self:
-        """Go on from the weights so far with more rows and labels, rows and amounts standardised as
+        """Go on from the weights so far with more rows and labels, rows and targets standardised as
         the first were.
         """
         first = not hasattr(self, "model_")
@@ -354,11 +349,11 @@ class InfoCNFRegressor(RegressorMixin, FlowEstimator):
         return self.train(X, y.astype(np.float64), None, labels, not first)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The expected amount of each row."""
+        """The expected target of each row."""
         return self.predict_labels(X)[TARGET].astype(np.float64)
 
     def inner_labels(self, y: Any, count: int) -> Tensor:
-        """Amounts as they are."""
+        """Targets as they are."""
         given = np.broadcast_to(np.asarray(y, dtype=np.float64), (count,))
         return torch.from_numpy(given.copy()).to(self.model_.dtype)
 

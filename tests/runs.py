@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from infocnf.training import checkpoints, read_config
-from infocnf.training.config import Config
+from infocnf.runs import checkpoints
+from infocnf.training import read_config
+from infocnf.runs.config import Config
 
 TINY = [
     "data.limit=48",

@@ -19,7 +19,7 @@ from PIL import Image
 import infocnf
 from infocnf import InfoCNF
 from infocnf.cli.app import run
-from infocnf.models.loading import bundled
+from infocnf.models.pretrained import bundled
 from infocnf.training import Run
 
 

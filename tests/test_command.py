@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from infocnf import load
 from infocnf.cli.app import run as command
 from infocnf.data import kind_of
-from infocnf.processes import is_leader
+from infocnf.errors import is_leader
 from infocnf.training import Run, begin
 from tests.runs import TINY, last, rows, same_state, tiny
 

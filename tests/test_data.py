@@ -27,13 +27,13 @@ from infocnf.data.dataset import PARTS
 from infocnf.data.download import fetch
 from infocnf.data.inputs import read_inputs
 from infocnf.data.labels import read_labels
-from infocnf.data.mixtures import mixture_log_density
-from infocnf.data.pictures import read_folder, read_image
+from infocnf.data.synthetic import mixture_log_density
+from infocnf.data.images import read_folder, read_image
 from infocnf.data.tables import read_table
 from infocnf.errors import InputError, WorkError
-from infocnf.ode.streams import combine_seeds
+from infocnf.random import combine_seeds
 from infocnf.training import read_config
-from infocnf.training.build import build_data
+from infocnf.runs.build import build_data
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -380,7 +380,7 @@ def test_the_digest_knows_names_and_division(tmp_path: Path) -> None:
 
 def test_all_noise_of_a_sample_is_unrelated() -> None:
     from infocnf.ode.divergence import draw_probes
-    from infocnf.ode.streams import DEQUANTISE, DROPOUT, FLIP, draw_uniform
+    from infocnf.random import DEQUANTISE, DROPOUT, FLIP, draw_uniform
 
     seeds, like = combine_seeds(0, torch.arange(3000)), torch.zeros(3000, 1)
     streams = [draw_uniform(seeds, like, s) for s in (FLIP, DEQUANTISE, DROPOUT, DROPOUT - 1)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from infocnf.networks import ConvField, DenseField
 from infocnf.ode import solve
 from infocnf.ode.divergence import divergence, draw_probes, unit_probes
-from infocnf.ode.streams import sample_seeds
+from infocnf.random import sample_seeds
 
 
 class Plain(nn.Module):

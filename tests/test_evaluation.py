@@ -12,7 +12,7 @@ from infocnf import InfoCNF
 from infocnf.data import Preparation, spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation import evaluate_within
-from infocnf.evaluation.budget import TOLERANCES
+from infocnf.evaluation.likelihood import TOLERANCES
 from infocnf.reports.samples import class_grid
 
 ROWS = Preparation(1, False, (0.0, 0.0), (1.0, 1.0))

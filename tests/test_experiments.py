@@ -16,10 +16,10 @@ from infocnf.errors import InputError, WorkError
 from infocnf.experiments import EXPERIMENTS, experiments_of
 from infocnf.experiments.arms import GATES
 from infocnf.experiments.declaration import Arm, Recipe
-from infocnf.experiments.figures import over_cost
+from infocnf.experiments.analysis import over_cost
 from infocnf.experiments.forecast import forecast
-from infocnf.experiments.outcomes import Outcome, mean_tolerance, summary
-from infocnf.experiments.runs import Workshop, identity
+from infocnf.experiments.analysis import Outcome, mean_tolerance, summary
+from infocnf.experiments.runner import Workshop, identity
 from infocnf.experiments.scales import SCALES, scale_of
 
 TINY, PAPER = SCALES["tiny"], SCALES["paper"]

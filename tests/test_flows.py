@@ -26,7 +26,7 @@ from infocnf.flows import (
 )
 from infocnf.networks import ConvField, DenseField
 from infocnf.ode import SolveError
-from infocnf.ode.streams import sample_seeds
+from infocnf.random import sample_seeds
 from infocnf.tolerances import Fixed, PerBlock
 
 

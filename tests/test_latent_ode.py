@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from infocnf import Categorical, LatentODE, Real, load
-from infocnf.models.codes import FactorHead
+from infocnf.models.code import FactorHead
 from infocnf.networks.encoders import ENCODERS, SeriesEncoder, backwards
 from infocnf.objectives import variational_objective
 from infocnf.objectives.variational import excerpt, gaussian_kl, supervised_kl
 from infocnf.ode import solve
-from infocnf.ode.streams import NOISE, combine_seeds, draw_normal
+from infocnf.random import Stream, combine_seeds, draw_normal
 from infocnf.tolerances import Learned
 
 FACTORS = {"amount": Real(2.0, 0.5), "way": Categorical(3, (0.2, 0.3, 0.5))}
@@ -119,7 +119,7 @@ def test_training_follows_the_whole_series_from_a_state_within_it() -> None:
 
     found = variational_objective(model, x, shortest=0.3, seeds=seeds, tolerance=1e-9)
     posterior = model.encode(seen)
-    z = posterior.draw(draw_normal(seeds, posterior.mean, NOISE))
+    z = posterior.draw(draw_normal(seeds, posterior.mean, Stream.NOISE))
     start = model.code.merge(*model.split(z))
     for i in range(2):
         there = x[i, :, 1:].isfinite()

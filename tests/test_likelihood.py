@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from infocnf import Categorical, InfoCNF, Real
-from infocnf.models.codes import FactorHead, normal_log_prob
+from infocnf.models.code import FactorHead, normal_log_prob
 from infocnf.objectives import bits_per_dim, likelihood_objective
 
 

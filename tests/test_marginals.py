@@ -14,11 +14,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from infocnf import InfoCNF
 from infocnf.flows import Gaussianise, Traversal
-from infocnf.flows.marginals import column_tables, pixel_tables
-from infocnf.flows.single import fit_marginals
-from infocnf.models.codes import normal_log_prob
-from infocnf.models.reading import approach
-from infocnf.networks.levels import Levels
+from infocnf.flows.gaussianise import column_tables, pixel_tables
+from infocnf.flows.architectures import fit_marginals
+from infocnf.models.code import normal_log_prob
+from infocnf.models.readout import approach
+from infocnf.networks.unet import Levels
 from infocnf.tolerances import Fixed
 
 WAY = Traversal(Fixed())

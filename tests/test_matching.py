@@ -17,14 +17,15 @@ from torch.distributions import MultivariateNormal, Normal
 
 from infocnf import Categorical, InfoCNF, Real
 from infocnf.flows import Scale
-from infocnf.models.patterns import sign_codes
-from infocnf.models.reading import read_head
-from infocnf.models.sharpening import Sharpened, sharpen
-from infocnf.networks.residual import residual_field, unet_field
+from infocnf.models.code import sign_codes
+from infocnf.models.readout import read_head
+from infocnf.networks.sharpened import Sharpened
+from infocnf.models.readout import sharpen
+from infocnf.networks.unet import residual_field, unet_field
 from infocnf.objectives import likelihood_objective, matching_objective
-from infocnf.objectives.matching import TIMES, pair
-from infocnf.ode.streams import combine_seeds
-from infocnf.training.refit import refit
+from infocnf.matching.paths import TIMES, pair
+from infocnf.random import combine_seeds
+from infocnf.matching.refit import refit
 
 SEEDS = combine_seeds(0, torch.arange(20000))
 

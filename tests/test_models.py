@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from infocnf import Categorical, InfoCNF, Real, load
-from infocnf.models.codes import partition
+from infocnf.models.code import partition
 from infocnf.ode import SolveError
 from infocnf.tolerances import Fixed, PerBlock
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from infocnf.training.muon import Muon, orthogonalise
+from infocnf.training.optim import Muon, orthogonalise
 
 
 def descend(optimizer: torch.optim.Optimizer, weights: list[Tensor], steps: int) -> None:

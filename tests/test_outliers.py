@@ -11,7 +11,7 @@ import torch
 from infocnf import Categorical, InfoCNF, Real
 from infocnf.data import load_data
 from infocnf.evaluation.calibration import calibration_error, reliability
-from infocnf.evaluation.familiar import Familiar
+from infocnf.evaluation.outliers import Familiar
 from infocnf.evaluation.outliers import (
     SCORES,
     auroc,

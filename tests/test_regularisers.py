@@ -12,7 +12,7 @@ from infocnf import Categorical, InfoCNF
 from infocnf.flows import ContinuousBlock, Traversal
 from infocnf.flows.bijection import FlowStats
 from infocnf.objectives import likelihood_objective, path_penalty
-from infocnf.ode.streams import combine_seeds, draw_uniform
+from infocnf.random import combine_seeds, draw_uniform
 from infocnf.tolerances import Fixed
 
 

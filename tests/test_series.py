@@ -15,9 +15,9 @@ import torch
 
 from infocnf.cli.app import run as command
 from infocnf.data import load_data
-from infocnf.data.spirals import curve, draw
+from infocnf.data.synthetic import curve, draw
 from infocnf.errors import InputError
-from infocnf.evaluation.trajectories import evaluate_series, root
+from infocnf.evaluation.series import evaluate_series, root
 from infocnf.training import Run
 from tests.runs import last, rows, same_state
 from tests.test_command import start, wait_for

@@ -18,7 +18,7 @@ from infocnf.networks.gates import Gate
 from infocnf.objectives import likelihood_objective
 from infocnf.objectives.reinforce import costs_to_go, others_mean, penalty, teach
 from infocnf.ode import Solution, Stats
-from infocnf.ode.streams import combine_seeds
+from infocnf.random import combine_seeds
 from infocnf.tolerances import (
     Budget,
     Choice,

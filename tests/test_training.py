@@ -19,16 +19,17 @@ from infocnf.errors import InputError, WorkError
 from infocnf.evaluation import evaluate
 from infocnf.objectives import likelihood_objective
 from infocnf.tolerances import POLICIES, Choice, Policy
-from infocnf.training import Run, begin, checkpoints, presets, read_config, resume
-from infocnf.training.average import averaging
-from infocnf.training.build import build_data, build_model
-from infocnf.training.checkpoints import intact, latest
-from infocnf.training.config import Config
-from infocnf.training.failures import solvable
-from infocnf.training.groups import parameter_groups, set_rates
-from infocnf.training.order import Order, pieces
-from infocnf.training.rates import rate_factor
-from infocnf.training.settings import explain, keys, parse_config, read_tables, to_toml
+from infocnf.training import Run, begin, presets, read_config, resume
+from infocnf.runs import checkpoints
+from infocnf.training.optim import averaging
+from infocnf.runs.build import build_data, build_model
+from infocnf.runs.checkpoints import intact, latest
+from infocnf.runs.config import Config
+from infocnf.training.recovery import solvable
+from infocnf.training.optim import parameter_groups, set_rates
+from infocnf.training.stages import Order, pieces
+from infocnf.training.optim import rate_factor
+from infocnf.runs.settings import explain, keys, parse_config, read_tables, to_toml
 from tests.runs import last, rows, same_state, tiny
 
 

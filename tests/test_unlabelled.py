@@ -12,11 +12,11 @@ from torch import nn
 from infocnf import Categorical, InfoCNF, Real
 from infocnf.data import load_data
 from infocnf.objectives import likelihood_objective, matching_objective
-from infocnf.objectives.matching import guess
-from infocnf.ode.streams import combine_seeds
+from infocnf.matching.loss import guess
+from infocnf.random import combine_seeds
 from infocnf.training import begin
-from infocnf.training.build import build_data, build_model
-from infocnf.training.module import FlowModule
+from infocnf.runs.build import build_data, build_model
+from infocnf.training.loop import FlowModule
 from tests.runs import rows, tiny
 
 

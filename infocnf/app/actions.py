@@ -11,18 +11,17 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from infocnf.data.pictures import read_image
+from infocnf.data.images import read_image
 from infocnf.errors import InputError
-from infocnf.evaluation.density import score
-from infocnf.evaluation.familiar import Familiar
+from infocnf.evaluation.likelihood import ReferenceLikelihood, logits_of, score
 from infocnf.models import InfoCNF
-from infocnf.models.codes import Code
+from infocnf.models.code import Code
 from infocnf.reports.figures import BLUE, GREY, RED, grid, png, tidy
 from infocnf.reports.samples import Grid, class_grid, counterfactual_grid, draw_samples, main_factor
+from infocnf.runs import Run
 from infocnf.tolerances import Fixed
-from infocnf.training import Run
 
-__all__ = ["LARGEST_PIXELS", "Answer", "Player"]
+__all__ = ["LARGEST_PIXELS", "DemoSession", "Reading"]
 
 LARGEST_PIXELS = 16_000_000
 INK = 16  # opacity, of 255, from which a pixel of a drawing counts as drawn
@@ -30,8 +29,8 @@ MARGIN = 0.08  # of the frame around a drawing, on each side
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What is said of an image.
+class Reading:
+    """What a model reads off an image.
 
     Arguments:
         seen: The image as the model sees it, a PNG.
@@ -48,7 +47,7 @@ class Answer:
     blocks: list[list[str]] = field(default_factory=list)
 
 
-class Player:
+class DemoSession:
     """A model of images, ready to be played with.
 
     Arguments:
@@ -61,7 +60,8 @@ class Player:
             raise InputError(f"{run.folder} is no model of images, which is what the page shows")
         self.run, self.tolerance = run, tolerance
         self.model: InfoCNF = run.model()
-        self.preparation, self.familiar = run.preparation, Familiar.told(run.evaluation)
+        self.preparation = run.preparation
+        self.reference = ReferenceLikelihood.told(run.evaluation)
         self.label = main_factor(self.model)
         self.classes: list[str] = run.facts["classes"].get(self.label, []) if self.label else []
 
@@ -116,35 +116,35 @@ class Player:
 
     # --------------------------------------------------------------------------------- actions
 
-    def recognise(self, image: Tensor) -> Answer:
+    def recognise(self, image: Tensor) -> Reading:
         """Class probabilities, likelihood and cost of one image of grey levels."""
         prepared = self.preparation(image, self.model.dtype)
         scores = score(self.model, prepared, {}, Fixed(self.tolerance), self.preparation.log_scale)
         probabilities: dict[str, float] = {}
         if self.label is not None:
-            answers = scores.answers
-            if self.model.read == "one_step":
+            logits = logits_of(scores)
+            if self.model.readout == "one_step":
                 with torch.no_grad():
-                    answers = self.model.answers(prepared, None, "one_step")
-            found = self.model.factors[self.label].distribution(answers[self.label])
+                    logits = self.model.logits(prepared, readout="one_step")
+            found = self.model.factors[self.label].distribution(logits[self.label])
             assert isinstance(found, Tensor)
             probabilities = dict(zip(self.classes, found[0].tolist(), strict=True))
-        log_prob = scores.marginal[0]
+        log_prob = scores["marginal"][0]
         words = f"log p(x) = {float(log_prob):.1f} nats"
         picture = None
-        if self.familiar is not None:
-            percent = float(self.familiar.percentile(scores.marginal)[0])
+        if self.reference is not None:
+            percent = float(self.reference.percentile(scores["marginal"])[0])
             words += f"; {percent:.0f} % of test images are less likely"
             if percent < 1.0:
                 words += ". The model has hardly seen anything like it: do not trust the class"
-            picture = among(self.familiar, float(log_prob))
+            picture = among(self.reference, float(log_prob))
         blocks = [
             [str(i), str(int(count)), f"{tolerance:.0e}"]
             for i, (count, tolerance) in enumerate(
-                zip(scores.evaluations[0].tolist(), scores.tolerances[0].tolist(), strict=True)
+                zip(*(scores[n][0].tolist() for n in ("evaluations", "tolerances")), strict=True)
             )
         ]
-        return Answer(self.picture(image), probabilities, words, picture, blocks)
+        return Reading(self.picture(image), probabilities, words, picture, blocks)
 
     def samples(self, label: str, temperature: float, seed: int, count: int = 24) -> bytes:
         """Samples of one class, or of all in turn for any other word, as a PNG."""
@@ -187,12 +187,9 @@ class Player:
     def draw_code(self, number: int, seed: int) -> tuple[Tensor, Tensor]:
         """The code of a class, and one that knows none, ``(1, size)`` each."""
         generator = torch.Generator().manual_seed(int(seed))
-        labels = {}
-        for name, factor in self.model.factors.items():
-            own = torch.tensor([number]) if name == self.label else None
-            labels[name] = factor.draw(1, self.model.device, generator) if own is None else own
-        like = next(self.model.flow.parameters())
-        return self.model.code.draw(labels, 1, 1.0, like, generator)
+        labels = {self.label: number} if self.label else None
+        code = self.model.draw_code(1, labels, generator=generator)
+        return code.supervised, code.unsupervised
 
     def picture(self, images: Tensor) -> bytes:
         """Images of grey levels ``(count, channels, height, width)`` in a row, as a PNG."""
@@ -207,11 +204,11 @@ def arc(one: Tensor, two: Tensor, share: Tensor) -> Tensor:
     return (((1.0 - share) * angle).sin() * one + (share * angle).sin() * two) / angle.sin()
 
 
-def among(familiar: Familiar, log_prob: float) -> bytes:
+def among(reference: ReferenceLikelihood, log_prob: float) -> bytes:
     """Where a likelihood lies among those of test images."""
     figure = Figure(figsize=(4.6, 1.9), layout="constrained")
     axes = figure.subplots()
-    values = np.array(familiar.quantiles)
+    values = np.array(reference.quantiles)
     axes.hist(values, bins=24, color=GREY, alpha=0.6)
     low, high = values[0], values[-1]
     shown = min(max(log_prob, low - 0.4 * (high - low)), high + 0.4 * (high - low))

@@ -12,7 +12,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from infocnf.app.actions import Answer, Player
+from infocnf.app.actions import DemoSession, Reading
 from infocnf.errors import InputError
 from infocnf.ode import SolveError
 
@@ -60,7 +60,7 @@ def strokes_of(drawing: Any) -> np.ndarray:  # noqa: ANN401
     return np.max([np.asarray(layer) for layer in layers], axis=0)
 
 
-def shown(answer: Answer) -> tuple[Any, ...]:
+def shown(answer: Reading) -> tuple[Any, ...]:
     """An answer in the order of the page's parts."""
     return (
         answer.probabilities,
@@ -71,35 +71,35 @@ def shown(answer: Answer) -> tuple[Any, ...]:
     )
 
 
-def build(player: Player) -> gr.Blocks:
+def build(session: DemoSession) -> gr.Blocks:
     """The page of a model."""
 
     def read_drawing(drawing: Any) -> tuple[Any, ...]:  # noqa: ANN401
-        image = player.from_drawing(strokes_of(drawing))
-        return *shown(player.recognise(image)), picture(change(image))
+        image = session.from_drawing(strokes_of(drawing))
+        return *shown(session.recognise(image)), picture(change(image))
 
     def read_file(path: str | None) -> tuple[Any, ...]:
         if path is None:
             raise InputError("choose a file first")
-        image = player.from_upload(Path(path).read_bytes())
-        return *shown(player.recognise(image)), picture(change(image))
+        image = session.from_upload(Path(path).read_bytes())
+        return *shown(session.recognise(image)), picture(change(image))
 
     def change(image: Any) -> bytes | None:  # noqa: ANN401
-        return player.counterfactuals(image) if player.label else None
+        return session.counterfactuals(image) if session.label else None
 
     def draw(label: str, temperature: float, seed: float | None) -> tuple[Any, ...]:
-        return (picture(player.samples(label, temperature, int(seed or 0))),)
+        return (picture(session.samples(label, temperature, int(seed or 0))),)
 
     def walk(label: str, first: float | None, second: float | None) -> tuple[Any, ...]:
-        return (picture(player.walk(label, int(first or 0), int(second or 0))),)
+        return (picture(session.walk(label, int(first or 0), int(second or 0))),)
 
     def on(button: gr.Button, action: Callable[..., Any], given: list[Any], *parts: Any) -> None:  # noqa: ANN401
         button.click(told(action, len(parts) - 1), given, list(parts))
 
-    _, height, width = player.model.shape
+    _, height, width = session.model.shape
     with gr.Blocks(title="infocnf", analytics_enabled=False) as page:
         gr.Markdown(
-            f"# infocnf\nA model of {width}x{height} images, {player.run.folder.name}. "
+            f"# infocnf\nA model of {width}x{height} images, {session.run.folder.name}. "
             "Everything is computed on this machine."
         )
         with gr.Tab("Draw"):
@@ -128,17 +128,17 @@ def build(player: Player) -> gr.Blocks:
                         label="solver",
                         elem_id="blocks",
                     )
-            gr.Markdown("The same with every label: z_u is kept.", visible=bool(player.label))
-            others = gr.Image(show_label=False, elem_id="others", visible=bool(player.label))
+            gr.Markdown("The same with every label: z_u is kept.", visible=bool(session.label))
+            others = gr.Image(show_label=False, elem_id="others", visible=bool(session.label))
         with gr.Tab("Samples"):
-            label = gr.Dropdown([EVERY, *player.classes], value=EVERY, label="class")
+            label = gr.Dropdown([EVERY, *session.classes], value=EVERY, label="class")
             temperature = gr.Slider(0.0, 1.2, 0.8, step=0.05, label="temperature")
             seed = gr.Number(0, label="seed", precision=0)
             make = gr.Button("Draw samples", variant="primary", elem_id="make")
             why = gr.Markdown()
             drawn = gr.Image(show_label=False, elem_id="samples")
         with gr.Tab("Walk"):
-            along = gr.Dropdown(player.classes or [EVERY], label="class", elem_id="along")
+            along = gr.Dropdown(session.classes or [EVERY], label="class", elem_id="along")
             first = gr.Number(1, label="from", precision=0)
             second = gr.Number(2, label="to", precision=0)
             step = gr.Button("Walk", variant="primary", elem_id="walk")
@@ -155,9 +155,9 @@ def build(player: Player) -> gr.Blocks:
     return page
 
 
-def serve(player: Player, host: str, port: int) -> None:
+def serve(session: DemoSession, host: str, port: int) -> None:
     """Serve the page until Ctrl-C, at this port or the next that is free."""
-    build(player).queue(max_size=16).launch(
+    build(session).queue(max_size=16).launch(
         server_name=host,
         server_port=free_port(host, port),
         max_file_size=LARGEST_FILE,

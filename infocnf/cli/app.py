@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from infocnf.cli.bench import bench
-from infocnf.cli.data import data
-from infocnf.cli.demo import demo
 from infocnf.cli.evaluate import evaluate
 from infocnf.cli.predict import predict
-from infocnf.cli.report import report
 from infocnf.cli.reproduce import reproduce
 from infocnf.cli.sample import sample
 from infocnf.cli.train import train
-from infocnf.errors import InputError, StoppedError, WorkError
-from infocnf.processes import is_leader
+from infocnf.errors import InputError, StoppedError, WorkError, is_leader
 
 __all__ = ["app", "run"]
 
@@ -30,9 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, sample, predict, report, demo, reproduce, bench):
-    app.command()(command)
-app.add_typer(data, name="data")
+
 
 # typer carries its own copy of click: its base of usage errors is an ancestor of a public class
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -43,14 +38,31 @@ def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Import a module first: one with tolerance policies."),
+    ] = None,
 ) -> None:
     """Options of all commands."""
+    for module in modules or ():
+        import_own(module)
     if version:
         from infocnf import __version__
 
         print(f"infocnf {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def import_own(module: str) -> None:
+    """Import a module of the user's, from the working directory or installed."""
+    sys.path.insert(0, "")
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise InputError(f"--import {module}: {error}") from None
+    finally:
+        sys.path.remove("")
 
 
 def run(arguments: list[str]) -> int:
@@ -97,3 +109,102 @@ def value_given(error: Exception, arguments: list[str]) -> str:
         if option in arguments[:-1]:
             return f", got {arguments[arguments.index(option) + 1]!r}"
     return ""
+
+
+data = typer.Typer(
+    help="List the data sets, and fetch those that are not in the package.",
+    rich_markup_mode=None,
+)
+
+
+@data.command("list")
+def show() -> None:
+    """List the data sets and whether they are here."""
+    from infocnf.data.catalogue import CATALOGUE, is_ready
+
+    for name, entry in CATALOGUE.items():
+        state = f"infocnf data fetch {name}" if entry.files else f"--data-dir with {name}.npz"
+        state = "ready" if is_ready(name) else state
+        note = f" ({entry.note})" if entry.note else ""
+        print(f"{name:<16} {entry.title}{note}: {state}")
+    print(f"{'your own':<16} infocnf train --data PATH: class folders, .npz, .csv, .parquet")
+
+
+@data.command()
+def fetch(name: Annotated[str, typer.Argument(help="Name of the data set.")]) -> None:
+    """Download a data set into the cache ($INFOCNF_DATA, or the user's); broken off, it resumes."""
+    from infocnf.data.catalogue import entry_of, fetch_entry
+
+    if entry_of(name).make is not None:
+        print(f"{name} needs no download")
+        return
+    for path in fetch_entry(name, progress=True):
+        print(path)
+
+
+def demo(
+    run: Annotated[
+        Path, typer.Argument(help="Run directory of a model of images.  [default: digits]")
+    ] = Path("digits"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets others in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; another one where it is taken.")] = 7860,
+    tolerance: Annotated[float, typer.Option(help="Tolerance of the solver.")] = 1e-4,
+) -> None:
+    """Open a page to draw on: classes, likelihood, samples, the same image with another label.
+
+    It runs on this machine and needs no network. It needs the extra demo: pip install
+    'infocnf[demo]'.
+    """
+    if not 0 < tolerance < 1:
+        raise InputError(f"--tolerance must be between 0 and 1, got {tolerance:g}")
+    if not 1 <= port <= 65535:
+        raise InputError(f"--port must be from 1 to 65535, got {port}")
+    try:
+        from infocnf.app.page import serve
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise InputError("the page needs Gradio: pip install 'infocnf[demo]'") from None
+    from infocnf.app.actions import DemoSession
+    from infocnf.runs import Run
+
+    serve(DemoSession(Run.open(run), tolerance), host, port)
+
+
+def report(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
+    """Write report.html: metrics, curves, samples, mistakes, counterfactuals, configuration.
+
+    The file needs no other and no network. Evaluate first to have the test metrics in it.
+    """
+    from infocnf.cli.options import console
+    from infocnf.reports import write_report
+    from infocnf.runs import Run
+
+    console.print(f"written: {write_report(Run.open(run, writing=True))}")
+
+
+def bench(
+    context: typer.Context,
+) -> None:
+    """Measure speed, memory and error against torchdiffeq, torchode, zuko and diffrax.
+
+    The benchmarks are in the repository, not in the package: 'make bench' there runs them all, and
+    arguments after 'infocnf bench' are those of 'python -m benchmarks'.
+    """
+    try:
+        main = import_module("benchmarks.__main__").main
+    except ModuleNotFoundError:
+        raise InputError(
+            "the benchmarks are in the repository: clone it, and run 'make bench' there"
+        ) from None
+    main(context.args)
+
+
+for command in (train, evaluate, sample, predict, report, demo, reproduce):
+    app.command()(command)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(bench)
+app.add_typer(data, name="data")

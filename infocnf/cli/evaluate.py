@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
+from infocnf.cli.options import BatchSize, ExactTrace, Tolerance, check_solving
 from infocnf.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     from infocnf.models import InfoCNF
-    from infocnf.training import Run
+    from infocnf.runs import Run
+    from infocnf.tolerances import Policy
 
 __all__ = ["evaluate"]
+
+EXACT_UP_TO = 16  # dimensions whose exact trace costs nothing that a person would notice
 
 
 def evaluate(
@@ -45,7 +48,7 @@ def evaluate(
     part: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     outliers: Annotated[
         bool,
-        typer.Option("--outliers", help="Also tell how well strange examples are recognised."),
+        typer.Option("--outliers", help="Also tell how well outliers are recognised."),
     ] = False,
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
@@ -62,14 +65,10 @@ def evaluate(
     check_solving(tolerance, batch_size)
     check_amounts(budget, limit)
 
-    from infocnf import evaluation
-    from infocnf.cli.console import console, counting
-    from infocnf.cli.series import evaluate_run, refuse
-    from infocnf.data.dataset import PARTS, spread_over
-    from infocnf.evaluation.budget import in_short
+    from infocnf.cli.options import console
+    from infocnf.data.dataset import PARTS
     from infocnf.files import write_json
-    from infocnf.ode import SolveError
-    from infocnf.training import Run
+    from infocnf.runs import Run
 
     if part not in PARTS:
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
@@ -81,25 +80,59 @@ def evaluate(
             exact_trace=exact_trace,
             outliers=outliers,
         )
-        evaluate_run(opened, part, tolerance, batch_size, limit)
-        return
-    config, model = opened.config.evaluation, opened.model(exact_trace)
-    everything = opened.data().examples(part)
+        found, lines = evaluate_series_run(opened, part, tolerance, batch_size, limit)
+    else:
+        model = opened.model(exact_trace)
+        chosen_policy = model.policy if learned_tolerances else tolerance
+        found, lines = evaluate_flow(
+            opened, model, part, chosen_policy, batch_size, budget, limit, outliers
+        )
+    name = "evaluation" if part == "test" else f"evaluation-{part}"
+    name += "-learned-tolerances" if learned_tolerances else ""
+    write_json(run / f"{name}.json", {**found, "model_sha256": opened.model_digest})
+    console.print(lines)
+    console.print(f"written: {run / name}.json")
+
+
+def refuse(**given: object) -> None:
+    """Refuse options that have no meaning for series."""
+    for name, value in given.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is for flows of images and rows: leave it out for series")
+
+
+def evaluate_flow(
+    run: Run,
+    model: InfoCNF,
+    part: str,
+    tolerance: float | Policy | None,
+    batch_size: int | None,
+    budget: float | None,
+    limit: int | None,
+    outliers: bool,
+) -> tuple[dict[str, Any], str]:
+    """Metrics of a flow as plain values, and for people."""
+    from infocnf import evaluation
+    from infocnf.cli.options import console, counting
+    from infocnf.data import spread_over
+    from infocnf.evaluation.likelihood import in_short
+    from infocnf.ode import SolveError
+
+    config, everything = run.config.evaluation, run.data().examples(part)
     size = batch_size or config.batch_size
     x, labels = spread_over(*everything, limit or config.limit)
-    given = (model, opened.preparation, x, labels)
-    one_step = evaluation.read_in_one_step(model, opened.preparation, *everything, size)
+    given = (model, run.preparation, x, labels)
+    one_step = evaluation.one_step_metrics(model, run.preparation, *everything, size)
     if budget is None:
         with counting("evaluating", len(x)) as progress:
             found = evaluation.evaluate(
-                *given,
-                tolerance=None if learned_tolerances else tolerance or config.tolerance,
-                batch_size=size,
-                progress=progress,
+                *given, tolerance=tolerance or config.tolerance, batch_size=size, progress=progress
             )
     allowed, within = budget, {}
-    adaptive = all(block.solver["steps"] is None for block in model.flow.blocks)
-    if adaptive and not any(chosen) and not exact_trace:
+    adaptive = all(block.solver.steps is None for block in model.blocks)
+    estimated = any(not block.exact for block in model.blocks) or model.dimensions <= EXACT_UP_TO
+    if adaptive and budget is None and tolerance is None and estimated:
         allowed = config.budget or None
     if allowed is not None:
         try:
@@ -115,24 +148,49 @@ def evaluate(
             console.print(str(error))  # nobody asked for it: the evaluation stands
     found = replace(found, one_step=one_step, within_budget=within)
     if outliers:
-        found = replace(found, outliers=strangers(opened, model, size, limit))
-    name = "evaluation" if part == "test" else f"evaluation-{part}"
-    name += "-learned-tolerances" if learned_tolerances else ""
-    write_json(run / f"{name}.json", {**found.to_dict(), "model_sha256": opened.model_digest})
-    console.print(table(found))
-    console.print(f"written: {run / name}.json")
+        found = replace(found, outliers=outlier_areas(run, model, size, limit))
+    return found.to_dict(), table(found)
 
 
-def strangers(
+def evaluate_series_run(
+    run: Run, part: str, tolerance: float | None, batch_size: int | None, limit: int | None
+) -> tuple[dict[str, Any], str]:
+    """Fit, extrapolation and labels of series as plain values, and for people."""
+    from infocnf.cli.options import counting
+    from infocnf.data import spread_over
+    from infocnf.evaluation.series import evaluate_series
+
+    config, model, data = run.config, run.latent_ode(), run.data()
+    x, labels = data.examples(part)
+    truth = data.truth(part)
+    more = {} if truth is None else {"truth": truth}
+    x, chosen = spread_over(x, {**labels, **more}, limit or config.evaluation.limit)
+    truth = chosen.pop("truth", None)
+    with counting("evaluating", len(x)) as progress:
+        found = evaluate_series(
+            model,
+            run.preparation,
+            x,
+            chosen,
+            truth,
+            draws=config.series.draws,
+            tolerance=tolerance or config.evaluation.tolerance,
+            batch_size=batch_size or config.evaluation.batch_size,
+            progress=progress,
+        ).to_dict()
+    return found, series_table(found)
+
+
+def outlier_areas(
     run: Run, model: InfoCNF, size: int, limit: int | None
 ) -> dict[str, dict[str, float]]:
-    """How well each score tells strange examples from the test set."""
-    from infocnf.cli.console import counting
-    from infocnf.evaluation.outliers import outlier_table, strange_examples
+    """How well each score tells outliers from the test set."""
+    from infocnf.cli.options import counting
+    from infocnf.evaluation.outliers import make_outliers, outlier_table
 
     data, count = run.data(), min(limit or 500, 500)
-    kinds = len(strange_examples(data.examples("test")[0][:1], data.raw.levels))
-    with counting("strange examples", (kinds + 2) * count) as progress:
+    kinds = len(make_outliers(data.examples("test")[0][:1], data.raw.levels))
+    with counting("outliers", (kinds + 2) * count) as progress:
         return outlier_table(
             model, run.preparation, data, count=count, batch_size=size, progress=progress
         )
@@ -147,9 +205,9 @@ def check_amounts(budget: float | None, limit: int | None) -> None:
 
 
 def table(found: object) -> str:
-    """The figures for people."""
+    """The metrics for people."""
     from infocnf.evaluation import Evaluation
-    from infocnf.evaluation.certificate import LARGEST_ERROR
+    from infocnf.evaluation.likelihood import LARGEST_ERROR
 
     assert isinstance(found, Evaluation)
     lines = [f"{found.examples:,} examples"]
@@ -160,7 +218,7 @@ def table(found: object) -> str:
         if once is not None:
             count = found.one_step["examples"]
             errors.append(f"error               {once:.2f} %  (in one step, {count:,} examples)")
-        lines += errors if found.read == "flow" else errors[::-1]
+        lines += errors if found.readout == "flow" else errors[::-1]
     for name, values in found.factors.items():
         if "rmse" in values:
             again = found.one_step.get("factors", {}).get(name)
@@ -191,4 +249,31 @@ def table(found: object) -> str:
         lines.append(
             f"the numerical error exceeds {LARGEST_ERROR:g} bits/dim: use a tighter --tolerance"
         )
+    return "\n".join(lines)
+
+
+def series_table(found: dict[str, Any]) -> str:
+    """The metrics of series for people."""
+    against = "the truth" if found["truth"] else "the observations"
+    lines = [f"{found['examples']:,} series, {found['draws']} draws of each hidden state"]
+    for key, what in (
+        ("rmse_fit", "within the window"),
+        ("rmse_after", "after it"),
+        ("rmse_before", "before it"),
+    ):
+        if found[key] is not None:
+            error = found["standard_error"][key]
+            spread = "" if error is None else f" (+- {error:.4f})"
+            lines.append(f"rmse {what:<19} {found[key]:.4f}{spread}, against {against}")
+    lines.append(f"ELBO                     {found['elbo']:.2f} nats per series")
+    if found["error_percent"] is not None:
+        lines.append(f"error                    {found['error_percent']:.2f} %")
+    for name, values in found["factors"].items():
+        if "rmse" in values:
+            guess = values["rmse_of_the_mean"]
+            lines.append(
+                f"rmse of {name:<16} {values['rmse']:.4g} (guessing the mean: {guess:.4g})"
+            )
+    lines.append(f"numerical error          {found['numerical_error']:.1e} (rmse of the fit)")
+    lines.append(f"NFE                      {found['nfe_forward']:.1f} per series")
     return "\n".join(lines)

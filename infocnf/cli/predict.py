@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from infocnf.cli.outputs import check_output
-from infocnf.cli.solving import BatchSize, ExactTrace, Tolerance, check_solving
+from infocnf.cli.options import BatchSize, ExactTrace, Tolerance, check_output, check_solving
 from infocnf.errors import InputError
 
 __all__ = ["predict"]
@@ -48,30 +48,36 @@ def predict(
     import torch
 
     from infocnf import evaluation
-    from infocnf.cli.console import console, counting
-    from infocnf.cli.series import predict_run, refuse
+    from infocnf.cli.evaluate import refuse
+    from infocnf.cli.options import console, counting
     from infocnf.data.inputs import read_inputs
-    from infocnf.evaluation.familiar import Familiar
-    from infocnf.training import Run
+    from infocnf.data.labels import wanted_labels
+    from infocnf.data.series import read_new_series
+    from infocnf.evaluation import ReferenceLikelihood
+    from infocnf.evaluation.series import predict_series
+    from infocnf.runs import Run
 
     opened = Run.open(run)
+    config = opened.config.evaluation
     if opened.is_series:
         refuse(exact_trace=exact_trace)
         if len(sources) > 1:
             raise InputError(f"{sources[1]}: give one file of series at a time")
-        deliver(predict_run(opened, sources[0], tolerance, batch_size), out)
-        return
-    inputs = [read_inputs(source, opened.facts) for source in sources]
-    names = [name for some, _ in inputs for name in some]
-    x = np.concatenate([examples for _, examples in inputs])
-    config, model = opened.config.evaluation, opened.model(exact_trace)
+        own, label = opened.config.data, wanted_labels(opened.config.data.label)
+        names, x = read_new_series(sources[0], opened.facts["columns"], own.series, own.time, label)
+        draws = opened.config.series.draws
+        work = partial(predict_series, opened.latent_ode(), draws=draws)
+    else:
+        inputs = [read_inputs(source, opened.facts) for source in sources]
+        names = [name for some, _ in inputs for name in some]
+        x = np.concatenate([examples for _, examples in inputs])
+        reference = ReferenceLikelihood.told(opened.evaluation)
+        work = partial(evaluation.predict, opened.model(exact_trace), reference=reference)
     with counting("predicting", len(x)) as progress:
-        found = evaluation.predict(
-            model,
+        found = work(
             opened.preparation,
             torch.from_numpy(x),
             opened.facts["classes"],
-            familiar=Familiar.told(opened.evaluation),
             tolerance=tolerance or config.tolerance,
             batch_size=batch_size or config.batch_size,
             progress=progress,
@@ -86,7 +92,7 @@ def predict(
 
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:
     """Print the table, or write it where it was asked for."""
-    from infocnf.cli.console import console
+    from infocnf.cli.options import console
     from infocnf.files import write
 
     text = as_csv(columns)

@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from infocnf.cli.console import console
-from infocnf.errors import StoppedError
-from infocnf.models import InfoCNF, LatentODE
-from infocnf.models.labels import is_missing
+from infocnf.cli.options import console
+from infocnf.errors import StoppedError, is_leader
+from infocnf.models import InfoCNF, LatentODE, PartitionedModel
+from infocnf.models.base import is_missing
 from infocnf.objectives.likelihood import weight_in_nats
-from infocnf.processes import is_leader
-from infocnf.training.module import FlowModule
+from infocnf.training import Training
 
 __all__ = ["Display", "announce"]
 
@@ -45,8 +42,8 @@ def announce(folder: Path) -> Iterator[None]:
         console.print(f"trained: {folder}; next: infocnf evaluate {folder}")
 
 
-class Display(Callback):
-    """A progress bar with the figures of the last steps, or a line now and then where there is no
+class Display:
+    """A progress bar with the metrics of the last steps, or a line now and then where there is no
     terminal.
     """
 
@@ -56,36 +53,27 @@ class Display(Callback):
         self.begun = monotonic()
         self.first = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def started(self, training: Training) -> None:
         """Say what is about to happen."""
-        assert isinstance(pl_module, FlowModule)
-        if not trainer.is_global_zero:
+        if not training.is_leader:
             return
-        console.print(introduction(pl_module))
-        total = pl_module.plan.steps
-        done = pl_module.plan.done(trainer.current_epoch, trainer.fit_loop.batch_idx + 1)
-        self.begun, self.first = monotonic(), max(done, 0) if trainer.global_step else 0
+        console.print(introduction(training))
+        self.begun = monotonic()
+        self.first = training.plan.done(training.epoch, training.batch)
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             self.bars = Progress(*columns, TimeRemainingColumn(), console=console)
             self.bars.start()
+            total = training.plan.steps
             self.task = self.bars.add_task("training", total=total, completed=self.first)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401
-        batch: Any,  # noqa: ANN401
-        batch_idx: int,
-    ) -> None:
-        """Show the figures of this step."""
-        assert isinstance(pl_module, FlowModule)
-        if not trainer.is_global_zero:
+    def stepped(self, training: Training) -> None:
+        """Show the metrics of this step."""
+        if not training.is_leader:
             return
-        plan = pl_module.plan
-        done = plan.done(trainer.current_epoch, batch_idx + 1)
-        text = f"epoch {trainer.current_epoch + 1}/{plan.epochs}  {figures(pl_module.latest)}"
+        plan = training.plan
+        done = plan.done(training.epoch, training.batch)
+        text = f"epoch {training.epoch + 1}/{plan.epochs}  {metrics_in_words(training.latest)}"
         if self.bars is not None:
             self.bars.update(self.task, description=text, completed=done)
         elif monotonic() - self.told > QUIET_SECONDS or done == plan.steps:
@@ -93,26 +81,26 @@ class Display(Callback):
             console.print(f"{text}  {duration(left)} left")
             self.told = monotonic()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def ended(self) -> None:
         """Leave the bar as it is."""
         if self.bars is not None:
             self.bars.stop()
             self.bars = None
 
 
-def introduction(module: FlowModule) -> str:
+def introduction(training: Training) -> str:
     """The run in a few lines."""
-    model, config = module.model, module.config
-    sizes = {part: len(x) for part, (x, _) in module.examples.items()}
+    model, config = training.model, training.config
+    sizes = {part: len(x) for part, (x, _) in training.examples.items()}
     parameters = sum(p.numel() for p in model.parameters())
     kind = kind_in_words(model)
     lines = [
         f"{sizes['train']:,} {kind} to train on, "
         f"{sizes['validation']:,} to validate; {parameters:,} parameters",
     ]
-    lines += [f"{name}: {label_in_words(module, name)}" for name in model.code.heads]
+    lines += [f"{name}: {label_in_words(training, name)}" for name in model.code.heads]
     if "matching" in config.training.stages:
-        labels = f" + {module.plan.matching_beta:.2g} cross-entropy" if model.code.heads else ""
+        labels = f" + {training.plan.matching_beta:.2g} cross-entropy" if model.code.heads else ""
         lines.append(f"matching: squared error of the field{labels}")
     if isinstance(model, LatentODE):
         own = config.series
@@ -120,7 +108,7 @@ def introduction(module: FlowModule) -> str:
             f"objective: -log p(x | z) + {own.kl:g} KL(z_u) + {own.kl_supervised:g} KL(z_y) + "
             f"{own.beta:g} cross-entropy"
         )
-    elif model.code.heads and "likelihood" in config.training.stages:
+    elif isinstance(model, InfoCNF) and model.code.heads and "likelihood" in config.training.stages:
         weight = weight_in_nats(config.objective.beta, model.dimensions)
         lines.append(
             f"objective: bits/dim + {config.objective.beta:g} cross-entropy "
@@ -129,29 +117,30 @@ def introduction(module: FlowModule) -> str:
     return "\n".join(lines)
 
 
-def kind_in_words(model: InfoCNF | LatentODE) -> str:
+def kind_in_words(model: PartitionedModel) -> str:
     """What the examples are."""
     if isinstance(model, LatentODE):
         return f"series of {model.channels} channel{'s' * (model.channels > 1)}"
+    assert isinstance(model, InfoCNF)
     shape = "x".join(map(str, model.shape))
     return f"images of {shape}" if len(model.shape) == 3 else f"rows of {shape}"
 
 
-def label_in_words(module: FlowModule, name: str) -> str:
+def label_in_words(training: Training, name: str) -> str:
     """What kind of label it is, and how many examples to train on do not have it."""
-    values = module.examples["train"][1][name]
+    values = training.examples["train"][1][name]
     unknown = is_missing(values)
     without = f"; not known of {int(unknown.sum()):,}" if unknown.any() else ""
-    if name in module.classes:
-        names = module.classes[name]
+    if name in training.classes:
+        names = training.classes[name]
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         return f"{len(names)} classes ({shown}){without}"
     known = values[~unknown]
-    return f"an amount from {known.min():g} to {known.max():g}{without}"
+    return f"a number from {known.min():g} to {known.max():g}{without}"
 
 
-def figures(latest: dict[str, float]) -> str:
-    """The figures of a step."""
+def metrics_in_words(latest: dict[str, float]) -> str:
+    """The metrics of a step."""
     parts = []
     if "bits_per_dim" in latest:
         parts.append(f"bits/dim {latest['bits_per_dim']:.3f}")

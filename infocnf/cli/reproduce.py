@@ -73,18 +73,17 @@ def work(
     jobs: int,
 ) -> None:
     """Train what is missing and publish, with a bar over everything."""
-    from infocnf.cli.console import adding_up, console
+    from infocnf.cli.options import adding_up, console
     from infocnf.cli.train import as_toml
-    from infocnf.experiments.reproduce import epochs_in_all, reproduce
-    from infocnf.experiments.runs import Workshop
+    from infocnf.experiments.runner import ExperimentRunner, epochs_in_all, reproduce
 
     given = () if data_dir is None else (f"data.directory={as_toml(str(data_dir))}",)
     with adding_up("training", epochs_in_all(experiments, scale)) as told:
-        workshop = Workshop(runs, given, jobs, told)
+        runner = ExperimentRunner(runs, given, jobs, told)
         reproduce(
             experiments,
             scale,
-            workshop,
+            runner,
             out,
             lambda experiment, folder: console.print(f"{experiment.name}: {folder / 'table.md'}"),
         )
@@ -93,7 +92,7 @@ def work(
 def check_data(experiments: list[Experiment], scale: Scale, data_dir: Path | None) -> None:
     """Refuse before anything is trained where data is missing."""
     from infocnf.data import load_data
-    from infocnf.training import read_config
+    from infocnf.runs import read_config
 
     for base in {arm.base for experiment in experiments for arm in experiment.arms}:
         load_data(read_config(scale.bases[base].preset).data.name, directory=data_dir)
@@ -101,9 +100,9 @@ def check_data(experiments: list[Experiment], scale: Scale, data_dir: Path | Non
 
 def forecast_all(experiments: list[Experiment], scale: Scale) -> None:
     """Print what every run would take; runs that several results share are counted once."""
-    from infocnf.cli.console import console
+    from infocnf.cli.options import console
     from infocnf.experiments.forecast import forecast
-    from infocnf.experiments.runs import identity
+    from infocnf.experiments.runner import identity
 
     seen: set[str] = set()
     total = 0.0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infocnf.cli.outputs import check_output
+from infocnf.cli.options import check_output
 from infocnf.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infocnf.training import Run
+    from infocnf.runs import Run
 
 __all__ = ["sample"]
 
@@ -48,28 +49,28 @@ def sample(
         raise InputError(f"--temperature must not be negative or huge, got {temperature:g}")
     check_output(out, overwrite, (".png", ".npz", ".csv"))
 
-    from infocnf.cli.console import console, counting
-    from infocnf.cli.series import sample_run
+    from infocnf.cli.options import console, counting
     from infocnf.files import write
-    from infocnf.reports.samples import draw_samples, main_factor
-    from infocnf.training import Run
+    from infocnf.reports.samples import draw_samples, draw_series, main_factor
+    from infocnf.runs import Run
 
     opened = Run.open(run)
-    if opened.is_series:
-        sample_run(opened, number, label, out, temperature, seed)
-        return
-    model, preparation = opened.model(), opened.preparation
+    model, preparation = opened.any_model(), opened.preparation
     name = main_factor(model)
     classes = opened.facts["classes"].get(name, []) if name else []
     chosen = index_of(label, classes)
     folder = run if run.is_dir() else Path()  # one of the package's is not written to
-    path = out or folder / f"samples.{'png' if preparation.is_images else 'csv'}"
+    pictured = preparation.is_images or opened.is_series
+    path = out or folder / f"samples.{'png' if pictured else 'csv'}"
     if out is None and folder != run:
         check_output(path, overwrite)
-    if path.suffix == ".png" and model.shape == (1,):
+    if path.suffix == ".png" and not pictured and preparation.columns == 1:
         raise InputError("a picture of samples needs two columns: use -o FILE.csv")
+    draw: Any = (
+        partial(draw_series, span=opened.facts["span"]) if opened.is_series else draw_samples
+    )
     with counting("sampling", number) as progress:
-        samples = draw_samples(
+        samples = draw(
             model,
             preparation,
             number,
@@ -102,7 +103,7 @@ def index_of(label: str | None, classes: list[str]) -> int | None:
 
 
 def table_of(path: Path, samples: Tensor, name: str, labels: list[str], run: Run) -> bytes:
-    """Samples and their labels as ``.npz`` or ``.csv``."""
+    """Samples and their labels as ``.npz`` or ``.csv``; series as a long table, times first."""
     import csv
     import io
 
@@ -112,22 +113,31 @@ def table_of(path: Path, samples: Tensor, name: str, labels: list[str], run: Run
     if path.suffix == ".npz":
         buffer = io.BytesIO()
         named = {"y": np.array(labels)} if labels else {}
+        if run.is_series:
+            named["times"] = values[0, :, 0]
+            values = values[..., 1:]
         np.savez_compressed(buffer, x=values, **named)  # type: ignore[arg-type]
         return buffer.getvalue()
     columns = run.facts["columns"] or [f"x{i}" for i in range(values[0].size)]
+    own = [run.config.data.series or "series"] if run.is_series else []
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*columns, *([name] if labels else [])])
-    for i, row in enumerate(values.reshape(len(values), -1)):
-        table.writerow([*(f"{value:.12g}" for value in row), *(labels[i : i + 1])])
+    table.writerow([*own, *columns, *([name] if labels else [])])
+    for i, sample in enumerate(values):
+        for row in sample if run.is_series else [sample.reshape(-1)]:
+            numbers = (f"{value:.12g}" for value in row)
+            table.writerow([*([i] if own else []), *numbers, *(labels[i : i + 1])])
     return text.getvalue().encode()
 
 
 def picture_of(samples: Tensor, classes: list[str], labels: list[str], run: Run) -> bytes:
-    """Samples as a grid of images, or as dots."""
+    """Samples as a grid of images, as dots, or as lines."""
     from infocnf.reports import class_grid, figures
+    from infocnf.reports.series import plot_series
 
     if run.preparation.is_images:
         return figures.grid(class_grid(samples, classes, run.preparation.levels))
+    if run.is_series:
+        return plot_series(samples.cpu().numpy(), labels, run.facts["columns"])
     columns = run.facts["columns"] or ["x0", "x1"]
     return figures.scatter({"Samples": (samples.cpu().numpy(), labels)}, columns)

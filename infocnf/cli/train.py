@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from infocnf.errors import InputError
 
 __all__ = ["train"]
 
+log = logging.getLogger("infocnf")
 EXAMPLES = """\b
 Examples:
   infocnf train                                   the digits, three minutes
@@ -61,7 +63,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model. It can be stopped (Ctrl-C) and resumed at any time, to the same weights."""
-    from infocnf.training.settings import explain, read_config
+    from infocnf.runs.settings import explain, read_config
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite contradict each other: choose one")
@@ -106,11 +108,15 @@ def as_toml(path: str) -> str:
 def start(source: str, settings: list[str], folder: Path, overwrite: bool) -> None:
     """Train from the beginning."""
     from infocnf.cli.progress import Display, announce
-    from infocnf.training import begin, read_config
+    from infocnf.runs.settings import idle_settings, read_config
+    from infocnf.training import begin
 
     config = read_config(source, settings)
     with announce(folder):
-        begin(config, folder, overwrite=overwrite, callbacks=[Display()])
+        for key in idle_settings(config, settings):
+            stages = ", ".join(config.training.stages)
+            log.warning("%s has no effect on this run, whose stages are: %s", key, stages)
+        begin(config, folder, overwrite=overwrite, observer=Display())
 
 
 def go_on(folder: Path, settings: list[str]) -> None:
@@ -119,7 +125,7 @@ def go_on(folder: Path, settings: list[str]) -> None:
     from infocnf.training import resume
 
     with announce(folder):
-        resume(folder, settings, callbacks=[Display()])
+        resume(folder, settings, observer=Display())
 
 
 train.__doc__ = f"{train.__doc__}\n\n{EXAMPLES}"

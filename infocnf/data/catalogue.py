@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infocnf.data import images, mixtures, pictures, series, spirals
+from infocnf.data import images, series, synthetic
 from infocnf.data.dataset import Dataset, Raw, split
 from infocnf.data.download import cached, fetch
 from infocnf.data.tables import TABLES, read_table
@@ -139,12 +139,12 @@ CATALOGUE: dict[str, Entry] = {
         flip=True,
         note="Krizhevsky 2009",
     ),
-    "mixture-1d": Entry("the paper's three Gaussians on a line", make=mixtures.mixture),
-    "moons-2d": Entry("two half moons in the plane", make=mixtures.moons),
-    "rings-2d": Entry("two rings in the plane", make=mixtures.rings),
+    "mixture-1d": Entry("the paper's three Gaussians on a line", make=synthetic.mixture),
+    "moons-2d": Entry("two half moons in the plane", make=synthetic.moons),
+    "rings-2d": Entry("two rings in the plane", make=synthetic.rings),
     "spirals": Entry(
         "the paper's spirals with noise: 5,000 + 5,000 series of 200 points",
-        make=spirals.spirals,
+        make=synthetic.spirals,
         series=True,
     ),
     "japanese_vowels": Entry(
@@ -153,7 +153,7 @@ CATALOGUE: dict[str, Entry] = {
         note="Kudo, Toyama, Shimbo; UCI, CC BY 4.0; from a file of your own",
         series=True,
     ),
-    "checkerboard-2d": Entry("the dark squares of a board", make=mixtures.checkerboard),
+    "checkerboard-2d": Entry("the dark squares of a board", make=synthetic.checkerboard),
 }
 
 
@@ -246,7 +246,7 @@ def open_path(
 ) -> Raw:
     """A user's own data: a folder of images, ``.npz``, ``.csv`` or ``.parquet``."""
     if path.is_dir():
-        return pictures.read_folder(path, label, real, size)
+        return images.read_folder(path, label, real, size)
     if series_column is not None and path.suffix.lower() in TABLES:
         return series.read_series_table(path, series_column, time, label, real)
     if series.is_series_file(path):
@@ -287,6 +287,7 @@ def load_data(
     time: str = "time",
     size: int | None = None,
     shrink: int = 1,
+    flip: bool | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
@@ -301,12 +302,13 @@ def load_data(
         path: The user's own data.
         directory: Folder with the files of a set of the catalogue.
         label: Label column or columns of a table; what to call that of images; none: [].
-        real: Those of them whose whole numbers are amounts, not classes.
+        real: Those of them whose whole numbers are real values, not classes.
         levels: Grey levels of ``.npz`` images; found from the data when None.
         series: Column of a long table that says which series a row belongs to.
         time: Its column of times.
         size: Side of the square that images of a folder are cut and scaled to.
         shrink: Side of the squares of pixels that become one, their mean.
+        flip: Whether mirrored images are as good; as the set wants it when None.
         validation: Size of the validation part, a fraction or a number.
         test: Size of the test part, where there is no official one.
         seed: Seed of the division.
@@ -325,6 +327,8 @@ def load_data(
         raw = open_entry(name, None if directory is None else Path(directory))
     if shrink > 1:
         raw = images.shrink(raw, shrink, name)
+    if flip is not None:
+        raw = replace(raw, flip=flip)
     parts = split(raw, validation, test, seed, name)
     if limit is not None:
         parts = {part: indices[:limit] for part, indices in parts.items()}

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ import torch
 from torch import Tensor
 
 from infocnf.errors import InputError
-from infocnf.flows.pixels import dequantise, quantise
+from infocnf.flows.bijection import dequantise, quantise
+from infocnf.flows.gaussianise import column_tables, pixel_tables
+from infocnf.models.base import is_missing
 from infocnf.models.factors import Categorical, Factor, Real
-from infocnf.models.labels import is_missing
-from infocnf.ode.streams import FLIP, draw_uniform, sample_seeds
+from infocnf.random import Stream, draw_uniform, sample_seeds
 
-__all__ = ["PARTS", "Dataset", "Preparation", "Raw", "split", "spread_over"]
+__all__ = ["PARTS", "Dataset", "Preparation", "Raw", "marginal_tables", "split", "spread_over"]
+
 
 PARTS = ("train", "validation", "test")
 
@@ -96,9 +99,14 @@ class Preparation:
             return ((raw - self.vector(self.mean, raw)) / self.vector(self.scale, raw)).to(dtype)
         raw = raw.to(dtype)
         if seeds is not None and self.flip:
-            coins = draw_uniform(seeds, raw[:, :1, :1, :1], FLIP) < 0.5
+            coins = draw_uniform(seeds, raw[:, :1, :1, :1], Stream.FLIP) < 0.5
             raw = torch.where(coins, raw.flip(-1), raw)
         return dequantise(raw, self.levels, seeds=sample_seeds(raw) if seeds is None else seeds)
+
+    @property
+    def columns(self) -> int:
+        """Number of features of rows; 0 for images."""
+        return len(self.scale)
 
     @property
     def is_images(self) -> bool:
@@ -137,18 +145,20 @@ class Dataset:
         name: Name in the catalogue, or of the file.
         raw: What was read.
         parts: Indices of the examples of each part.
+        standard: How they are prepared, where it was learned elsewhere.
     """
 
     name: str
     raw: Raw
     parts: Mapping[str, np.ndarray]
+    standard: Preparation | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(self.raw.x.shape[1:])
 
-    @property
+    @cached_property
     def factors(self) -> dict[str, Factor]:
         """The labels as factors of a model; classes as often as they occur in training."""
         found: dict[str, Factor] = {}
@@ -161,9 +171,11 @@ class Dataset:
                 found[name] = Real(float(mine.mean()), max(float(mine.std()), 1e-12))
         return found
 
-    @property
+    @cached_property
     def preparation(self) -> Preparation:
         """How its examples become what a flow reads, learned from the training part."""
+        if self.standard is not None:
+            return self.standard
         if self.raw.levels > 1:
             return Preparation(self.raw.levels, self.raw.flip)
         if self.raw.is_series:
@@ -205,10 +217,6 @@ class Dataset:
         if self.raw.truth is None:
             return None
         return torch.from_numpy(self.raw.truth[self.parts[part]])
-
-    def mirrored(self, flip: bool) -> Dataset:
-        """The same, with the user's word on whether mirrored examples are as good."""
-        return replace(self, raw=replace(self.raw, flip=flip))
 
     def forgetting(self, labelled: int | None, unlabelled: bool = True) -> Dataset:
         """The same, with the labels of so many training examples (all for None), of each class as
@@ -318,3 +326,17 @@ def spread_over(
     if limit is not None and limit < len(x):
         chosen = torch.linspace(0, len(x) - 1, limit, dtype=torch.float64).long()
     return x[chosen], {name: y[chosen] for name, y in labels.items()}
+
+
+LARGEST_BINS = 64  # of a column
+
+
+def marginal_tables(data: Dataset) -> tuple[Tensor, Tensor]:
+    """Histograms of the training examples, pixel by pixel or column by column."""
+    x, _ = data.examples("train")
+    preparation = data.preparation
+    if preparation.is_images:
+        images = torch.cat([x, x.flip(-1)]) if preparation.flip else x
+        return pixel_tables(images, preparation.levels)
+    rows = preparation(x, torch.float64)
+    return column_tables(rows, bins=max(1, min(LARGEST_BINS, len(rows) // 16)))

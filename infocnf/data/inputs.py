@@ -7,8 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from infocnf.data.images import channels_first, finite, load_npz
-from infocnf.data.pictures import SUFFIXES, image_files, is_seen, read_image
+from infocnf.data.images import (
+    SUFFIXES,
+    channels_first,
+    finite,
+    image_files,
+    is_seen,
+    load_npz,
+    read_image,
+)
 from infocnf.data.tables import TABLES, read_frame
 from infocnf.errors import InputError
 

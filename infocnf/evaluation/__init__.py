@@ -1,16 +1,24 @@
 """What a trained model is worth: likelihoods with their numerical error, errors, calibration."""
 
-from infocnf.evaluation.budget import evaluate_within
-from infocnf.evaluation.certificate import Tighter
-from infocnf.evaluation.density import Evaluation, evaluate, read_in_one_step
+from infocnf.evaluation.driver import Driver
+from infocnf.evaluation.likelihood import (
+    Evaluation,
+    ReferenceLikelihood,
+    Tighter,
+    evaluate,
+    evaluate_within,
+    one_step_metrics,
+)
 from infocnf.evaluation.predictions import Predictions, predict
 
 __all__ = [
+    "Driver",
     "Evaluation",
     "Predictions",
+    "ReferenceLikelihood",
     "Tighter",
     "evaluate",
     "evaluate_within",
+    "one_step_metrics",
     "predict",
-    "read_in_one_step",
 ]

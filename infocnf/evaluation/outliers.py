@@ -1,40 +1,40 @@
-r"""How strange examples are.
+r"""Outlier scores: how far examples are from the data.
 
-Five scores, each larger for a stranger example:
+Five scores, each larger farther out:
 
-- *log-likelihood*: :math:`-\log p(x)`. It fails where strange examples are simple: a blank image
+- *log-likelihood*: :math:`-\log p(x)`. It fails where outliers are simple: a blank image
   has a larger density than any of the data.
 - *typicality*: :math:`|\log p(x) - E \log p|`, the expectation over examples that are usual
   (Nalisnick et al. 2019). A blank image is too likely to be one of them.
-- *entropy* of :math:`p(y \mid x)`: strange is what has no clear label. It fails for what looks like
+- *entropy* of :math:`p(y \mid x)`: an outlier has no clear label. It fails for what looks like
   a clear label of the wrong world.
 - *distance* of the supervised code from that of any label.
 - *ratio*: :math:`\log p_0(x) - \log p(x)` with :math:`p_0` the density of independent pixels or
   columns, which knows what is simple but not what belongs together (after Ren et al. 2019).
 
-How well a score tells strange examples from usual ones is the area under its ROC curve: 0.5 is
+How well a score tells outliers from usual examples is the area under its ROC curve: 0.5 is
 guessing, less is worse than guessing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
-from infocnf.data.histograms import marginal_tables
-from infocnf.evaluation.density import Scores, label_entropy
-from infocnf.evaluation.familiar import Familiar
-from infocnf.evaluation.predictions import score_all
+from infocnf.data.dataset import marginal_tables
+from infocnf.evaluation.calibration import label_entropy
+from infocnf.evaluation.driver import Driver, Progress, quiet
+from infocnf.evaluation.likelihood import ReferenceLikelihood, logits_of, score_all
 from infocnf.flows import Traversal
-from infocnf.flows.marginals import Gaussianise
+from infocnf.flows.gaussianise import Gaussianise
 from infocnf.models import InfoCNF
 from infocnf.tolerances import Fixed
 
-__all__ = ["SCORES", "auroc", "outlier_table", "strange_examples"]
+__all__ = ["SCORES", "auroc", "make_outliers", "outlier_table"]
 
 SCORES = ("log-likelihood", "typicality", "entropy", "distance", "ratio")
 
@@ -53,8 +53,8 @@ def independent(data: Dataset) -> Callable[[Tensor], Tensor]:
     return log_prob
 
 
-def strange_examples(x: Tensor, levels: int, seed: int = 0) -> dict[str, Tensor]:
-    """Examples that are none of the data, made of such as are: images ``(count, channels, height,
+def make_outliers(x: Tensor, levels: int, seed: int = 0) -> dict[str, Tensor]:
+    """Outliers made of examples: images ``(count, channels, height,
     width)`` of whole grey levels, or rows ``(count, features)`` for ``levels`` 1.
     """
     draw = torch.Generator().manual_seed(seed)
@@ -81,15 +81,15 @@ def strange_examples(x: Tensor, levels: int, seed: int = 0) -> dict[str, Tensor]
     }
 
 
-def auroc(usual: Tensor, strange: Tensor) -> float:
-    """Probability that a strange example has the larger score, ties counting half; examples that
-    cannot be scored at all are as strange as can be.
+def auroc(usual: Tensor, outliers: Tensor) -> float:
+    """Probability that an outlier has the larger score, ties counting half; examples that cannot be
+    scored at all are as far out as can be.
     """
     from sklearn.metrics import roc_auc_score
 
-    scores = torch.cat([usual, strange]).double().nan_to_num(nan=math.inf)
+    scores = torch.cat([usual, outliers]).double().nan_to_num(nan=math.inf)
     ranks = torch.searchsorted(scores.sort().values, scores)  # of infinities, too
-    truth = torch.cat([torch.zeros(len(usual)), torch.ones(len(strange))])
+    truth = torch.cat([torch.zeros(len(usual)), torch.ones(len(outliers))])
     return float(roc_auc_score(truth.numpy(), ranks.numpy()))
 
 
@@ -101,47 +101,33 @@ def outlier_table(
     tolerance: float = 1e-3,
     count: int = 500,
     batch_size: int = 500,
-    progress: Callable[[int], None] = lambda count: None,
+    progress: Progress = quiet,
 ) -> dict[str, dict[str, float]]:
-    """Areas under ROC curves by kind of strange example and score, over test examples; what is
-    usual is learned from the validation part.
+    """Areas under ROC curves by kind of outlier and score, over test examples; what is usual is
+    learned from the validation part.
     """
     background = independent(data)
-    usual, _ = data.examples("test")
-    known, _ = data.examples("validation")
+    driver = Driver(model, preparation, batch_size, progress)
+    usual, known = (data.examples(part)[0][:count] for part in ("test", "validation"))
+    reference = ReferenceLikelihood.of(score_all(driver, known, tolerance, 0.0)["marginal"].cpu())
 
-    def scores_of(x: Tensor, familiar: Familiar | None) -> tuple[dict[str, Tensor], Tensor]:
-        parts, simple = [], []
-        for begin in range(0, len(x), batch_size):
-            prepared = preparation(x[begin : begin + batch_size].to(model.device), model.dtype)
-            parts.append(score_all(model, prepared, Fixed(tolerance), 0.0))
-            simple.append(background(prepared))
-            progress(len(prepared))
-        log_prob = torch.cat([part.marginal for part in parts]).cpu()
-        if familiar is None:
-            return {}, log_prob
-        found = {
-            "log-likelihood": -log_prob,
-            "typicality": familiar.typicality(log_prob),
-            **label_scores(model, parts),
-            "ratio": torch.cat(simple) - log_prob,
+    def scores_of(x: Tensor) -> dict[str, Tensor]:
+        found = {name: v.cpu() for name, v in score_all(driver, x, tolerance, 0.0).items()}
+        simple = background(preparation(x, torch.float64))
+        scores = {
+            "log-likelihood": -found["marginal"],
+            "typicality": reference.typicality(found["marginal"]),
+            "ratio": simple - found["marginal"],
         }
-        return {name: found[name] for name in SCORES if name in found}, log_prob
+        if model.code.heads:
+            scores["distance"] = found["distance"]
+        entropy = label_entropy(model, logits_of(found))
+        if entropy is not None:
+            scores["entropy"] = entropy
+        return {name: scores[name] for name in SCORES if name in scores}
 
-    familiar = Familiar.of(scores_of(known[:count], None)[1])
-    here = scores_of(usual[:count], familiar)[0]
-    table = {}
-    for kind, x in strange_examples(usual[:count], preparation.levels).items():
-        there = scores_of(x, familiar)[0]
+    here, table = scores_of(usual), {}
+    for kind, x in make_outliers(usual, preparation.levels).items():
+        there = scores_of(x)
         table[kind] = {name: auroc(here[name], there[name]) for name in here}
     return table
-
-
-def label_scores(model: InfoCNF, parts: list[Scores]) -> Mapping[str, Tensor]:
-    """Entropy and distance, of a model that knows labels."""
-    if not model.code.heads:
-        return {}
-    answers = {name: torch.cat([part.answers[name] for part in parts]) for name in model.code.heads}
-    entropy = label_entropy(model, answers)
-    distance = torch.cat([part.distance for part in parts])
-    return {"distance": distance.cpu(), **({} if entropy is None else {"entropy": entropy.cpu()})}

@@ -1,41 +1,30 @@
 """Every table and figure of the paper, each a declaration over shared runs."""
 
 from infocnf.errors import InputError
-from infocnf.experiments import (
-    batch_size,
-    bigger,
-    density_1d,
-    large_batch,
-    large_batch_methods,
-    marginal,
-    mnist,
-    partition,
-    small_batch,
-    small_vs_large,
-    spirals,
-    tolerances,
-    unconditional,
-)
+from infocnf.experiments import paper
+from infocnf.experiments.batch_size import BATCH_SIZE
 from infocnf.experiments.declaration import Experiment
+from infocnf.experiments.density_1d import DENSITY_1D
+from infocnf.experiments.tolerances import TOLERANCES
 
 __all__ = ["EXPERIMENTS", "experiments_of"]
 
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        density_1d,
-        small_batch,
-        large_batch,
-        tolerances,
-        batch_size,
-        marginal,
-        small_vs_large,
-        partition,
-        unconditional,
-        large_batch_methods,
-        bigger,
-        mnist,
-        spirals,
+    experiment.name: experiment
+    for experiment in (
+        DENSITY_1D,
+        paper.SMALL_BATCH,
+        paper.LARGE_BATCH,
+        TOLERANCES,
+        BATCH_SIZE,
+        paper.MARGINAL,
+        paper.SMALL_VS_LARGE,
+        paper.PARTITION,
+        paper.UNCONDITIONAL,
+        paper.LARGE_BATCH_METHODS,
+        paper.BIGGER,
+        paper.MNIST,
+        paper.SPIRALS,
     )
 }
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
-from infocnf.evaluation.density import judge, mean_of, score
+from infocnf.evaluation.calibration import judge, mean_of
+from infocnf.evaluation.driver import Driver, take
+from infocnf.evaluation.likelihood import logits_of, score
+from infocnf.experiments.analysis import COLOURS, Results, band
 from infocnf.experiments.arms import LEARNED, learned, learned_per_sample
 from infocnf.experiments.declaration import Column, Experiment, Probe, Scale
-from infocnf.experiments.figures import COLOURS, band
-from infocnf.experiments.outcomes import Results
 from infocnf.objectives import bits_per_dim
 from infocnf.reports.figures import tidy
-from infocnf.training import Run
+from infocnf.runs import Run
 
 
 def measure(run: Run, scale: Scale) -> dict[str, Any]:
@@ -24,26 +24,21 @@ def measure(run: Run, scale: Scale) -> dict[str, Any]:
     x, labels = run.data().examples("test")
     found: dict[str, Any] = {}
     for size in scale.batches:
-        parts = [
-            score(
+        columns = Driver(model, preparation, size).collect(
+            x,
+            lambda some, rows: score(
                 model,
-                preparation(x[begin : begin + size], model.dtype),
-                {name: y[begin : begin + size] for name, y in labels.items()},
+                some,
+                take(labels, rows, model.device),
                 model.policy,
                 preparation.log_scale,
-            )
-            for begin in range(0, len(x), size)
-        ]
-        bits = bits_per_dim(
-            torch.cat([part.log_prob for part in parts]), model.dimensions, preparation.levels
+            ),
         )
-        answers = {
-            name: torch.cat([part.answers[name] for part in parts]) for name in model.code.heads
-        }
-        tolerances = torch.cat([part.tolerances for part in parts])
-        found[f"error {size}"] = mean_of(judge(model, answers, labels)[0], "error_percent")
+        bits = bits_per_dim(columns["log_prob"], model.dimensions, preparation.levels)
+        metrics, _ = judge(model, logits_of(columns), labels)
+        found[f"error {size}"] = mean_of(metrics, "error_percent")
         found[f"bits {size}"] = float(bits.mean())
-        found[f"tolerance {size}"] = 10.0 ** float(tolerances.log10().mean())
+        found[f"tolerance {size}"] = 10.0 ** float(columns["tolerances"].log10().mean())
     return found
 
 
@@ -57,8 +52,8 @@ def draw(results: Results) -> dict[str, Figure]:
         ("tolerance", "Tolerance", "geometric mean"),
     )
     for axes, (name, title, label) in zip(figure.subplots(1, 3), panels, strict=True):
-        for i, (arm, outcomes) in enumerate(results.outcomes.items()):
-            values = [[o.probes["batches"][f"{name} {size}"] for o in outcomes] for size in sizes]
+        for i, (arm, runs) in enumerate(results.runs.items()):
+            values = [[o.probes["batches"][f"{name} {size}"] for o in runs] for size in sizes]
             band(axes, sizes, np.array(values), COLOURS[i], arm)
         tidy(axes, title, "batch size in evaluation", label)
         axes.set_xscale("log")
@@ -76,7 +71,7 @@ def columns(scale: Scale) -> tuple[Column, ...]:
     )
 
 
-EXPERIMENT = Experiment(
+BATCH_SIZE = Experiment(
     name="batch-size",
     title="Evaluation with learned tolerances, in batches of many sizes",
     claim="The paper: evaluation with learned tolerances is sensitive to large batches (a bug of "

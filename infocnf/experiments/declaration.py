@@ -1,4 +1,4 @@
-"""What a result of the paper is made of: arms that are trained, figures that are compared."""
+"""What a result of the paper is made of: arms that are trained, metrics that are compared."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from infocnf.errors import InputError
-from infocnf.training import Run, read_config
-from infocnf.training.config import Config
+from infocnf.runs import Run, read_config
+from infocnf.runs.config import Config
 
 if TYPE_CHECKING:
-    from infocnf.experiments.outcomes import Results
+    from infocnf.experiments.analysis import Results
 
 __all__ = ["Arm", "Base", "Column", "Experiment", "Probe", "Recipe", "Scale"]
 
@@ -28,7 +28,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is; arms and figures are the same at every scale.
+    """How large everything is; arms and metrics are the same at every scale.
 
     Arguments:
         name: ``laptop``, ``paper`` or ``tiny``.
@@ -103,7 +103,7 @@ class Column:
     """A figure of a table.
 
     Arguments:
-        key: Name among the figures of an outcome.
+        key: Name among the metrics of a result.
         title: Head of the column.
         form: Format of its numbers.
     """

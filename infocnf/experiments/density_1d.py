@@ -9,14 +9,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from infocnf.data.mixtures import mixture_log_density
+from infocnf.data.synthetic import mixture_log_density
+from infocnf.evaluation.driver import Driver
+from infocnf.experiments.analysis import COLOURS, Results, band
 from infocnf.experiments.arms import GATES
 from infocnf.experiments.declaration import Arm, Column, Experiment, Probe, Scale
-from infocnf.experiments.figures import COLOURS, band
-from infocnf.experiments.outcomes import Results
 from infocnf.models import InfoCNF
 from infocnf.reports.figures import GREY, tidy
-from infocnf.training import Run
+from infocnf.runs import Run
+from infocnf.tolerances import Policy
 
 LOW, HIGH = -15.0, 15.0
 EXPONENTS = range(1, 9)
@@ -34,20 +35,19 @@ def measure(run: Run, scale: Scale) -> dict[str, Any]:
         for exponent in EXPONENTS:
             values = density(model, run, points, 10.0**-exponent)
             found[f"{name} 1e-{exponent}"] = abs(1.0 - area(points, values))
-        found[f"{name} own"] = abs(1.0 - area(points, density(model, run, points, None)))
+        found[f"{name} own"] = abs(1.0 - area(points, density(model, run, points, model.policy)))
     few = torch.linspace(-6.0, 6.0, DRAWN, dtype=torch.float64)
     found["density"] = density(run.model(), run, few, 1e-5).tolist()
     return found
 
 
-@torch.no_grad()
-def density(model: InfoCNF, run: Run, points: Tensor, tolerance: float | None) -> Tensor:
+def density(model: InfoCNF, run: Run, points: Tensor, tolerance: float | Policy) -> Tensor:
     """The learned density at points of the line, in the data's units."""
-    parts = []
-    for some in points.split(AT_ONCE):
-        x = run.preparation(some.unsqueeze(1), model.dtype)
-        parts.append(model.log_prob(x, tolerance=tolerance).double() - run.preparation.log_scale)
-    return torch.cat(parts).exp()
+    found = Driver(model, run.preparation, AT_ONCE).collect(
+        points.unsqueeze(1),
+        lambda x, _: {"log_prob": model.log_prob(x, tolerance=tolerance).double()},
+    )
+    return (found["log_prob"] - run.preparation.log_scale).exp()
 
 
 def area(points: Tensor, values: Tensor) -> float:
@@ -62,8 +62,8 @@ def draw(results: Results) -> dict[str, Figure]:
     x = np.linspace(-6.0, 6.0, DRAWN)
     left.fill_between(x, np.exp(mixture_log_density(x)), color="0.88", label="the mixture")
     tolerances = [10.0**-exponent for exponent in EXPONENTS]
-    for i, (arm, outcomes) in enumerate(results.outcomes.items()):
-        found = [outcome.probes["area"] for outcome in outcomes]
+    for i, (arm, runs) in enumerate(results.runs.items()):
+        found = [result.probes["area"] for result in runs]
         band(left, list(x), np.array([one["density"] for one in found]).T, COLOURS[i], arm)
         for name, style in (("float64", "-"), ("float32", "--")):
             values = [[one[f"{name} 1e-{e}"] for one in found] for e in EXPONENTS]
@@ -80,7 +80,7 @@ def draw(results: Results) -> dict[str, Figure]:
     return {"figure": figure}
 
 
-EXPERIMENT = Experiment(
+DENSITY_1D = Experiment(
     name="density-1d",
     title="The area under a density on a line, against the tolerance",
     claim="The paper: the area's error is negligible at tolerances of 1e-5 and below, and 0.00014 "

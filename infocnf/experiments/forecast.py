@@ -11,13 +11,11 @@ from infocnf.data import CATALOGUE, Dataset, load_data
 from infocnf.data.dataset import Raw, split
 from infocnf.data.images import shrink
 from infocnf.experiments.declaration import Recipe
-from infocnf.ode.streams import combine_seeds
-from infocnf.training.build import build_model
-from infocnf.training.config import Config
-from infocnf.training.groups import parameter_groups, set_rates
-from infocnf.training.muon import Muon
-from infocnf.training.order import Order
-from infocnf.training.stages import Plan, epochs_of
+from infocnf.random import combine_seeds
+from infocnf.runs.build import build_model
+from infocnf.runs.config import Config
+from infocnf.training.optim import Muon, parameter_groups, set_rates
+from infocnf.training.stages import Plan, Sampler, epochs_of
 
 __all__ = ["Forecast", "forecast"]
 
@@ -104,7 +102,7 @@ def steps_per_epoch(config: Config, data: Dataset) -> int:
     else:
         count = total - (round(own * total) if own < 1 else int(own))
     count = min(count, config.data.limit or count)
-    return Order(count, config.training.batch_size, 0).steps
+    return Sampler(count, config.training.batch_size, 0).steps
 
 
 def hours(config: Config, evaluations: float) -> float | None:

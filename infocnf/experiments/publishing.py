@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from infocnf.experiments.analysis import Results
 from infocnf.experiments.declaration import Arm
-from infocnf.experiments.outcomes import Results
 from infocnf.files import write, write_json
 from infocnf.reports.figures import png
 
@@ -91,11 +91,11 @@ def table_csv(results: Results) -> str:
 def commands(results: Results) -> str:
     """How to make each run alone, and all of it again."""
     lines = [f"infocnf reproduce {results.experiment.name} --scale {results.scale.name}", ""]
-    for arm, outcomes in results.outcomes.items():
+    for arm, runs in results.runs.items():
         lines.append(f"# {arm}")
-        for outcome in outcomes:
-            folder = f"runs/{outcome.folder.name}"
-            lines += [outcome.recipe.command(folder), f"infocnf evaluate {folder}"]
+        for result in runs:
+            folder = f"runs/{result.folder.name}"
+            lines += [result.recipe.command(folder), f"infocnf evaluate {folder}"]
     return "\n".join(lines) + "\n"
 
 

@@ -6,18 +6,19 @@ import statistics
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from infocnf.evaluation.density import score
+from infocnf.evaluation.driver import Driver
+from infocnf.evaluation.likelihood import score
+from infocnf.experiments.analysis import COLOURS, Results
 from infocnf.experiments.arms import learned
 from infocnf.experiments.declaration import Column, Experiment, Probe, Scale
-from infocnf.experiments.figures import COLOURS
-from infocnf.experiments.outcomes import Results
 from infocnf.models import InfoCNF
 from infocnf.reports.figures import tidy
-from infocnf.training import Run
-from infocnf.training.build import build_model
+from infocnf.runs import Run
+from infocnf.runs.build import build_model
 
 PARTS = ("train", "test", "untrained")
 
@@ -39,21 +40,20 @@ def measure(run: Run, scale: Scale) -> dict[str, Any]:
 
 def tolerances_of(model: InfoCNF, run: Run, x: Tensor, size: int) -> list[list[float]]:
     """log10 of the tolerances of whole batches, ``[block][batch]``."""
-    logs: list[list[float]] = [[] for _ in model.blocks]
-    for begin in range(0, max(len(x) - size, 0) + 1, size):
-        prepared = run.preparation(x[begin : begin + size], model.dtype)
-        scores = score(model, prepared, {}, model.policy, 0.0)
-        for block, values in enumerate(scores.tolerances.log10().mean(0).tolist()):
-            logs[block].append(values)
-    return logs
+    whole = x[: max(len(x) // size, 1) * size]
+    columns = Driver(model, run.preparation, size).collect(
+        whole, lambda some, _: score(model, some, {}, model.policy, 0.0)
+    )
+    batches = columns["tolerances"].log10().split(size)
+    return torch.stack([batch.mean(0) for batch in batches], 1).tolist()
 
 
 def draw(results: Results) -> dict[str, Figure]:
     """Boxes of all seeds' batches, three for each block."""
-    arms = list(results.outcomes)
+    arms = list(results.runs)
     figure = Figure(figsize=(6.0 * len(arms), 3.6), layout="constrained")
     for axes, arm in zip(figure.subplots(1, len(arms), squeeze=False)[0], arms, strict=True):
-        found = [outcome.probes["tolerances"] for outcome in results.outcomes[arm]]
+        found = [result.probes["tolerances"] for result in results.runs[arm]]
         blocks = range(len(found[0]["train logs"]))
         for i, part in enumerate(PARTS):
             values = [
@@ -72,7 +72,7 @@ def draw(results: Results) -> dict[str, Figure]:
     return {"figure": figure}
 
 
-EXPERIMENT = Experiment(
+TOLERANCES = Experiment(
     name="tolerances",
     title="Learned tolerances, block by block",
     claim="The paper: they are distributed alike on training and test data (its figure equals that "

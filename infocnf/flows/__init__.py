@@ -2,13 +2,27 @@
 them.
 """
 
-from infocnf.flows.bijection import Bijection, Chain, Traversal
+from infocnf.flows.architectures import (
+    build_flow,
+    fit_marginals,
+    flat_flow,
+    multiscale_flow,
+    single_flow,
+)
+from infocnf.flows.bijection import (
+    Bijection,
+    Chain,
+    Flatten,
+    Logit,
+    Scale,
+    ScaledFlow,
+    Squeeze,
+    Traversal,
+    dequantise,
+    quantise,
+)
 from infocnf.flows.continuous import ContinuousBlock
-from infocnf.flows.marginals import Gaussianise
-from infocnf.flows.multiscale import ScaledFlow, flat_flow, multiscale_flow
-from infocnf.flows.pixels import Logit, Scale, dequantise, quantise
-from infocnf.flows.reshaping import Flatten, Squeeze
-from infocnf.flows.single import single_flow
+from infocnf.flows.gaussianise import Gaussianise
 
 __all__ = [
     "Bijection",
@@ -21,7 +35,9 @@ __all__ = [
     "ScaledFlow",
     "Squeeze",
     "Traversal",
+    "build_flow",
     "dequantise",
+    "fit_marginals",
     "flat_flow",
     "multiscale_flow",
     "quantise",

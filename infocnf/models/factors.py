@@ -1,5 +1,5 @@
 r"""Kinds of labels :math:`y`: what the prior :math:`q_\phi` reads and what the classifier
-:math:`q_\theta` answers.
+:math:`q_\theta` gives.
 
 A factor knows nothing of codes. It turns labels into the input of a linear layer, scores and reads
 the output of another, and says how labels are distributed when nobody names one.
@@ -58,7 +58,7 @@ class Categorical:
 
     @property
     def outputs(self) -> int:
-        """Size of the classifier's answer."""
+        """Size of the classifier's output."""
         return self.classes
 
     def check(self, y: Tensor) -> Tensor:
@@ -78,17 +78,17 @@ class Categorical:
         """One-hot vectors ``(..., classes)``."""
         return F.one_hot(y, self.classes).to(dtype)
 
-    def loss(self, answer: Tensor, y: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy in nats, ``(batch,)``."""
-        return F.cross_entropy(answer, y, reduction="none")
+        return F.cross_entropy(logits, y, reduction="none")
 
-    def read(self, answer: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         """The most probable class, ``(batch,)``."""
-        return answer.argmax(-1)
+        return logits.argmax(-1)
 
-    def distribution(self, answer: Tensor) -> Tensor:
+    def distribution(self, logits: Tensor) -> Tensor:
         """Probabilities ``(batch, classes)``."""
-        return answer.softmax(-1)
+        return logits.softmax(-1)
 
     def draw(self, count: int, device: torch.device, generator: Generator = None) -> Tensor:
         """Labels as they occur."""
@@ -146,19 +146,19 @@ class Real:
         """Standardised labels ``(..., 1)``."""
         return ((y - self.mean) / self.scale).to(dtype).unsqueeze(-1)
 
-    def loss(self, answer: Tensor, y: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Negative log-density of the label in nats, ``(batch,)``."""
-        location, log_width = answer.unbind(-1)
-        standard = (self.embed(y, answer.dtype).squeeze(-1) - location) * (-log_width).exp()
+        location, log_width = logits.unbind(-1)
+        standard = (self.embed(y, logits.dtype).squeeze(-1) - location) * (-log_width).exp()
         return 0.5 * standard.square() + log_width + math.log(self.scale * math.sqrt(2 * math.pi))
 
-    def read(self, answer: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         """The expected label, ``(batch,)``."""
-        return self.distribution(answer).mean
+        return self.distribution(logits).mean
 
-    def distribution(self, answer: Tensor) -> Normal:
-        """The Gaussian of each answer (location, logarithm of the width)."""
-        location, log_width = answer.double().unbind(-1)  # a large mean would round the rest away
+    def distribution(self, logits: Tensor) -> Normal:
+        """The Gaussian of logits: location, and logarithm of the width."""
+        location, log_width = logits.double().unbind(-1)  # a large mean would round the rest away
         return Normal(
             self.mean + self.scale * location, self.scale * log_width.exp(), validate_args=False
         )

@@ -18,26 +18,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
 
 from infocnf.flows.bijection import BlockSolve, Choice, FlowStats
-from infocnf.models import pretrained
-from infocnf.models.codes import PartitionedCode
-from infocnf.models.factors import Factor, factor_from_config, factor_to_config
-from infocnf.models.labels import Labelled, Labels, check_factors
+from infocnf.models.base import Labels, PartitionedModel, Tolerance
+from infocnf.models.code import PartitionedCode
+from infocnf.models.factors import Factor
 from infocnf.networks.encoders import SeriesEncoder
-from infocnf.ode import solve_at
-from infocnf.ode.checks import check_steps
-from infocnf.ode.tableaus import tableau
-from infocnf.tolerances import Place, Policy, as_policy, policy_from_config
+from infocnf.ode import SolverOptions, solve_at
+from infocnf.tolerances import BlockShape
 
 __all__ = ["LatentBlock", "LatentODE", "Posterior"]
 
-Tolerance = float | Tensor | Sequence[float] | Policy
 LEAST_LOG_SCALE, LARGEST_LOG_SCALE = -6.0, 3.0  # of a posterior
 
 
@@ -62,9 +56,9 @@ class Timed(nn.Module):
         super().__init__()
         self.layers = layers
 
-    def forward(self, t: Tensor, z: Tensor, span: Tensor) -> Tensor:
+    def forward(self, t: Tensor, z: Tensor, span: Tensor, *covariates: Tensor) -> Tensor:
         """Slopes ``(batch, latent)``; ``span`` is ``(batch, 1)``."""
-        return span * self.layers(z)
+        return span * self.layers(torch.cat([z, *covariates], 1) if covariates else z)
 
 
 class LatentBlock(nn.Module):
@@ -73,22 +67,20 @@ class LatentBlock(nn.Module):
     Arguments:
         latent: Size of the state.
         hidden: Widths of the field's hidden layers.
-        method: Method of the solver.
-        steps: Number of steps of a method without error estimate.
-        max_steps: Attempted steps after which a series is given up.
+        solver: Method and limits of the solver.
+        context: Size of the static covariates.
     """
 
     def __init__(
-        self, latent: int, hidden: Sequence[int], method: str, steps: int | None, max_steps: int
+        self, latent: int, hidden: Sequence[int], solver: SolverOptions, context: int
     ) -> None:
         super().__init__()
-        check_steps(method, tableau(method).adaptive, steps)
-        sizes = [latent, *hidden]
+        sizes = [latent + context, *hidden]
         layers: list[nn.Module] = []
         for i, o in pairwise(sizes):
             layers += [nn.Linear(i, o), nn.ELU()]
         self.field = Timed(nn.Sequential(*layers, nn.Linear(sizes[-1], latent)))
-        self.solver: dict[str, Any] = {"method": method, "steps": steps, "max_steps": max_steps}
+        self.solver = solver
         self.first_step: float | None = None  # that the next solve in training tries
 
     def walk(
@@ -98,6 +90,7 @@ class LatentBlock(nn.Module):
         span: Tensor,
         choice: Choice,
         stepping: str,
+        covariates: Sequence[Tensor] = (),
     ) -> tuple[Tensor, BlockSolve]:
         """States ``(batch, count, latent)`` at times between 0 and ``span`` ``(batch,)``, which may
         be negative; NaN where there is no time.
@@ -108,20 +101,23 @@ class LatentBlock(nn.Module):
             span: Time of the last of each.
             choice: Tolerance.
             stepping: ``shared`` or ``individual``.
+            covariates: Static covariates ``(batch, context)`` of the field, where it has such.
         """
         tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
         safe = torch.where(span == 0, 1.0, span)
         share = times / (safe[0] if times.ndim == 1 else safe.unsqueeze(1))
         warm = self.training and stepping == "shared"
+        steps = self.solver.steps and self.solver.steps * choice.refine
         states, solution = solve_at(
             self.field,
             z,
             share.clamp(0.0, 1.0),
             tolerance=tolerance,
-            stepping="individual" if tolerance.ndim else stepping,
+            options=self.solver,
             first_step=self.first_step if warm else None,
-            context=(span.unsqueeze(1),),
-            **self.solver,
+            context=(span.unsqueeze(1), *covariates),
+            stepping="individual" if tolerance.ndim else stepping,
+            steps=steps,
         )
         solution.check("the latent ODE")
         if warm and torch.is_grad_enabled() and math.isfinite(solution.first_step):
@@ -129,7 +125,7 @@ class LatentBlock(nn.Module):
         return states, BlockSolve(0, choice, solution)
 
 
-class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
+class LatentODE(PartitionedModel):
     """A latent ODE whose initial state is partitioned.
 
     A series is a tensor ``(rows, 1 + channels)``: times, ascending, and values, NaN where missing;
@@ -151,7 +147,9 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         method: Method of the solver.
         steps: Number of steps of a method without error estimate.
         max_steps: Attempted steps after which a series is given up.
-        tolerance: The model's own tolerance policy, for training.
+        tolerance: Tolerance of evaluation, wherever a method is called without one.
+        training_tolerance: Tolerance of training; a number or a policy.
+        context: Size of static covariates, which field and encoder see.
         dropout: Rate of dropout before the classifiers.
         separation: How far apart labels are in the prior of the supervised code, which is then
             fixed. 0: they start alike and the prior is learned, the paper's way; a label that is
@@ -170,27 +168,26 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         hidden: Sequence[int] = (20,),
         decoder: int = 20,
         encoder: str = "rnn",
-        noise: float | None = 0.3,
+        noise: float | None = None,
         method: str = "dopri5",
         steps: int | None = None,
         max_steps: int = 4096,
-        tolerance: Tolerance = 1e-3,
+        tolerance: Tolerance = 1e-5,
+        training_tolerance: Tolerance | None = 1e-3,
         dropout: float = 0.0,
         separation: float = 0.0,
+        context: int = 0,
     ) -> None:
-        super().__init__()
-        given = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
-        }
+        super().__init__(factors, tolerance, training_tolerance, locals())
         if channels < 1 or latent < 1:
             raise ValueError(f"channels and latent must be at least 1, got {channels}, {latent}")
         if noise is not None and not noise > 0:
             raise ValueError(f"noise must be positive, or None to be learned, got {noise}")
-        self.channels, self.latent, self.factors = channels, latent, check_factors(factors or {})
-        self.policy, self._arguments = as_policy(tolerance), given
-        self.block = LatentBlock(latent, hidden, method, steps, max_steps)
+        self.channels, self.latent, self.context = channels, latent, context
+        solver = SolverOptions(method, steps=steps, max_steps=max_steps)
+        self.block = LatentBlock(latent, hidden, solver, context)
         self.encoder = SeriesEncoder(channels, units, encoder)
-        self.head = nn.Linear(units, 2 * latent)
+        self.head = nn.Linear(units + context, 2 * latent)
         self.decoder = nn.Sequential(
             nn.Linear(latent, decoder), nn.ReLU(), nn.Linear(decoder, channels)
         )
@@ -201,32 +198,24 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
                 head.prior.requires_grad_(False)
         start = torch.full((channels,), math.log(noise or 1.0))
         self.log_noise = nn.Parameter(start, requires_grad=noise is None)
-        self.policy.bind(self.places)
+        self.policy.bind(self.block_shapes)
+        self.tolerance.bind(self.block_shapes)
 
     @property
-    def places(self) -> list[Place]:
-        """Where the continuous block is."""
-        return [Place((self.latent,), 0)]
+    def block_shapes(self) -> list[BlockShape]:
+        return [BlockShape((self.latent,), 0)]
 
     @property
     def blocks(self) -> list[LatentBlock]:
-        """The continuous block."""
         return [self.block]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its weights."""
-        return self.head.weight.dtype
-
-    def encode(self, series: Tensor) -> Posterior:
-        """The initial state of series ``(batch, rows, 1 + channels)``."""
+    def encode(self, series: Tensor, context: Tensor | None = None) -> Posterior:
+        """The initial state of series ``(batch, rows, 1 + channels)``, given static covariates
+        ``(batch, context)`` where the model has such.
+        """
         self.check_input(series)
-        mean, log_scale = self.head(self.encoder(series)).chunk(2, dim=1)
+        read = torch.cat([self.encoder(series), *self.covariates(context, len(series))], 1)
+        mean, log_scale = self.head(read).chunk(2, dim=1)
         return Posterior(mean, log_scale.clamp(LEAST_LOG_SCALE, LARGEST_LOG_SCALE))
 
     def decode(
@@ -234,9 +223,10 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         z: Tensor,
         times: Tensor,
         *,
-        tolerance: Tolerance | None = 1e-5,
+        tolerance: Tolerance | None = None,
         stepping: str | None = None,
         seeds: Tensor | None = None,
+        context: Tensor | None = None,
     ) -> tuple[Tensor, FlowStats]:
         """Values ``(batch, count, channels)`` at times before and after the first observation, of
         initial states ``(batch, latent)``, and what it took.
@@ -244,14 +234,14 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         Arguments:
             z: Initial states.
             times: ``(count,)``, or ``(batch, count)`` with NaN where a series has fewer.
-            tolerance: Tolerance of the solves; that of the model's policy when None.
+            tolerance: Tolerance of the solves; the model's own when None.
             stepping: ``shared`` or ``individual``; by the model's mode when None.
             seeds: Seeds of each series ``(batch,)``, where the policy draws.
+            context: Static covariates ``(batch, context)``.
         """
-        policy = self.policy if tolerance is None else as_policy(tolerance)
-        policy.bind(self.places)
-        choice = policy(0, z, seeds if self.training else None)
-        stepping = stepping or ("shared" if self.training else "individual")
+        choice = self.policy_for(tolerance)(0, z, seeds if self.training else None)
+        stepping = self.solver_changes(stepping)["stepping"]
+        covariates = self.covariates(context, len(z))
         times = times.to(z)
         states, solves = None, []
         for sign in (1.0, -1.0):
@@ -260,7 +250,7 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
                 continue
             last = (sign * mine).nan_to_num(nan=0.0).amax(-1) * sign
             span = last.expand(len(z)) if last.ndim == 0 else last
-            found, solve = self.block.walk(z, mine, span, choice, stepping)
+            found, solve = self.block.walk(z, mine, span, choice, stepping, covariates)
             # zero where there is no time: a NaN would come back as the gradient of all
             there = mine.isfinite().expand(len(z), -1).unsqueeze(2)
             states = torch.where(
@@ -278,38 +268,27 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         times: Tensor,
         *,
         noise: Tensor | None = None,
-        tolerance: Tolerance | None = 1e-5,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
     ) -> Tensor:
         """Values ``(batch, count, channels)`` of series at other times: between, before and after
         its own; from the mean of the initial state, or a draw of it from ``noise`` ``(batch,
         latent)``. Times count from each series' first.
         """
-        posterior = self.encode(series)
+        posterior = self.encode(series, context)
         z = posterior.mean if noise is None else posterior.draw(noise)
-        return self.decode(self.code.merge(*self.split(z)), times, tolerance=tolerance)[0]
+        start = self.code.merge(*self.split(z))
+        return self.decode(start, times, tolerance=tolerance, context=context)[0]
 
     def split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Supervised and unsupervised code of states in the order of a posterior."""
         z_y, z_u = z.split(self.code.sizes, dim=1)
         return z_y, z_u
 
-    def answers(self, series: Tensor) -> dict[str, Tensor]:
+    def logits(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """Output of each factor's classifier, from the mean of the supervised code."""
-        if not self.code.heads:
-            raise ValueError("this model knows no labels: give it factors and supervised > 0")
-        return self.code.answers(self.split(self.encode(series).mean)[0])
-
-    def predict_proba(self, series: Tensor) -> Tensor | Normal | dict[str, Tensor | Normal]:
-        """Probabilities ``(batch, classes)`` of a categorical factor, a Normal for a real one, a
-        dict of them for several.
-        """
-        found = self.answers(series).items()
-        return self.single({name: self.factors[name].distribution(a) for name, a in found})
-
-    def predict(self, series: Tensor) -> Tensor | dict[str, Tensor]:
-        """The most probable class or the expected number, ``(batch,)``; a dict for several."""
-        found = self.answers(series).items()
-        return self.single({name: self.factors[name].read(answer) for name, answer in found})
+        self.check_labelled()
+        return self.code.logits(self.split(self.encode(x, context).mean)[0])
 
     @torch.no_grad()
     def sample(
@@ -319,18 +298,25 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
         y: Labels | None = None,
         temperature: float = 1.0,
         *,
-        tolerance: Tolerance | None = 1e-5,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """``n`` series without noise, ``(n, count, channels)``, at times ``(count,)``, of labels
         ``y`` or of such as occur.
         """
-        labels = self.labels(y, n)
-        for name, factor in self.factors.items():
-            if name not in labels:
-                labels[name] = factor.draw(n, self.device, generator)
+        labels = self.drawn_labels(y, n, generator)
         z_y, z_u = self.code.draw(labels, n, temperature, self.head.weight, generator)
-        return self.decode(self.code.merge(z_y, z_u), times, tolerance=tolerance)[0]
+        start = self.code.merge(z_y, z_u)
+        return self.decode(start, times, tolerance=tolerance, context=context)[0]
+
+    def covariates(self, context: Tensor | None, count: int) -> tuple[Tensor, ...]:
+        """Static covariates ``(count, context)``, or an error where they do not fit the model."""
+        found = None if context is None else tuple(context.shape)
+        if found != ((count, self.context) if self.context else None):
+            wanted = f"({count}, {self.context})" if self.context else "none"
+            raise ValueError(f"the context must have shape {wanted}, got {found}")
+        return () if context is None else (context.to(self.device, self.dtype),)
 
     def check_input(self, series: Tensor) -> None:
         """Refuse what is no batch of series."""
@@ -339,20 +325,3 @@ class LatentODE(Labelled, pretrained.Pretrained, nn.Module):
                 f"series must have shape (batch, rows, {self.channels + 1}), time first, "
                 f"got {tuple(series.shape)}"
             )
-
-    def config(self) -> dict[str, Any]:
-        """Arguments that make this model again, as plain values."""
-        arguments = dict(self._arguments)
-        arguments["factors"] = {name: factor_to_config(f) for name, f in self.factors.items()}
-        arguments["tolerance"] = self.policy.config()
-        return pretrained.plain(arguments)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> LatentODE:
-        """The model that :meth:`config` described, with fresh weights."""
-        arguments = dict(config)
-        arguments["factors"] = {
-            name: factor_from_config(f) for name, f in arguments.get("factors", {}).items()
-        }
-        arguments["tolerance"] = policy_from_config(arguments.get("tolerance", {"name": "fixed"}))
-        return cls(**arguments)

@@ -1,52 +1,70 @@
 """A model as two files: ``config.json`` says what it is, ``model.safetensors`` holds its weights.
 
 Nothing in them is code. The configuration carries a digest of both files, so that a truncated or
-altered one is refused before anything is built from it.
+altered one is refused before anything is built from it. Files of earlier formats are read, too:
+their names are brought up to date.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from infocnf.files import write
 
-__all__ = ["Pretrained", "default_dtype", "load", "save"]
+if TYPE_CHECKING:
+    from infocnf.models.base import PartitionedModel
 
-FORMAT = 1
+__all__ = ["BUNDLED", "bundled", "default_dtype", "load", "plain", "restore", "save"]
+
+FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+BUNDLED = Path(str(files("infocnf"))) / "bundled"
+"""Runs that come with the package."""
+
+# names of format 1: arguments, and parts of the names of weights
+ARGUMENTS = {"place": "supervised_at", "read": "readout", "tolerance": "training_tolerance"}
+TENSORS = {".levels.thresholds": ".thresholds.values", "policy.diary.": "policy.log."}
+
+Model = TypeVar("Model", bound="PartitionedModel")
 
 
-class Pretrained:
-    """Adds the two files to a module that has ``config`` and ``from_config``."""
+def load(path: str | Path, **changes: Any) -> PartitionedModel:  # noqa: ANN401
+    """The model of a folder with ``config.json`` and ``model.safetensors``, of a run directory that
+    holds it in ``model/``, or of the package, by its name: ``digits``.
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``."""
-        model = cast("Any", self)
-        save(model, model.config(), Path(folder))
+    Arguments:
+        path: The folder or name.
+        changes: Arguments of the model to replace, such as ``trace="exact"``; a field of one's own,
+            which is code and not in the files, must be passed again.
+    """
+    from infocnf.models.infocnf import InfoCNF  # which itself imports this module
+    from infocnf.models.latent_ode import LatentODE
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """The model of a folder that :meth:`save_pretrained` wrote, in evaluation mode."""
-        return cast("Self", load(cls.__name__, cast("Any", cls).from_config, Path(folder)))
+    folder = bundled(path) or Path(path)
+    inner = folder / "model"
+    own = (folder / CONFIG).exists() or not inner.is_dir()
+    folder = folder if own else inner
+    content = read_files(folder)
+    kind = LatentODE if b'"model": "LatentODE"' in content[0] else InfoCNF
+    return restore(kind, content, folder, changes)
 
-    def to_bytes(self) -> tuple[bytes, bytes]:
-        """What :meth:`save_pretrained` would write into the two files."""
-        model = cast("Any", self)
-        return files_of(model, model.config())
 
-    @classmethod
-    def from_bytes(cls, config: bytes, weights: bytes) -> Self:
-        """The model of what :meth:`to_bytes` gave, in evaluation mode."""
-        build = cast("Any", cls).from_config
-        return cast("Self", restore(cls.__name__, build, (config, weights), Path("this model")))
+def bundled(name: str | Path) -> Path | None:
+    """The folder of a run that comes with the package; None for other names, and where the user has
+    something of that name.
+    """
+    alone = Path(name).name == str(name) and not Path(name).exists()
+    found = BUNDLED / str(name)
+    return found if alone and (found / "config.toml").is_file() else None
 
 
 def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
@@ -76,21 +94,29 @@ def files_of(model: nn.Module, arguments: dict[str, Any]) -> tuple[bytes, bytes]
     return (json.dumps(config, indent=2) + "\n").encode(), weights
 
 
-def load(name: str, build: Callable[[dict[str, Any]], nn.Module], folder: Path) -> nn.Module:
-    """The model of a folder, in evaluation mode; a ValueError of one line for anything that is not
-    one.
-    """
-    return restore(name, build, (read(folder / CONFIG), read(folder / WEIGHTS)), folder)
+def read_files(folder: Path) -> tuple[bytes, bytes]:
+    """Content of the two files, or an error that says which is missing."""
+    try:
+        return (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"no model here: cannot read {error.filename} ({error.strerror})"
+        ) from None
 
 
 def restore(
-    name: str,
-    build: Callable[[dict[str, Any]], nn.Module],
-    files: tuple[bytes, bytes],
-    folder: Path,
-) -> nn.Module:
-    """The model of the content of two files; ``folder`` is where an error says they are."""
-    config, weights = files
+    kind: type[Model], content: tuple[bytes, bytes], folder: Path, changes: Mapping[str, Any]
+) -> Model:
+    """The model of the content of two files, in evaluation mode; a ValueError of one line for
+    anything that is not one.
+
+    Arguments:
+        kind: The class it must have.
+        content: Configuration and weights.
+        folder: Where an error says they are.
+        changes: Arguments to replace.
+    """
+    config, weights = content
     try:
         parsed = json.loads(config)
         declared, known = parsed.pop("sha256"), parsed["format"]
@@ -98,7 +124,8 @@ def restore(
         raise ValueError(
             f"{folder / CONFIG} is not a model's configuration ({error!r}): save the model again"
         ) from None
-    if known != FORMAT or parsed.get("model") != name:
+    name = kind.__name__
+    if known not in range(1, FORMAT + 1) or parsed.get("model") != name:
         raise ValueError(
             f"{folder / CONFIG} describes a {parsed.get('model')!r} of format {known!r}, "
             f"expected {name!r} of format {FORMAT}"
@@ -108,13 +135,20 @@ def restore(
             f"{folder} is damaged: its files do not match the digest in {CONFIG}; "
             "copy or save the model again"
         )
+    custom = parsed["arguments"].get("field")
+    if custom is not None and "field" not in changes:
+        raise ValueError(
+            f"{folder} holds a model with a field of its own, {custom}: pass it, "
+            "load(..., field=...)"
+        )
 
     from safetensors.torch import load as from_bytes
 
     try:
+        arguments, tensors = up_to_date(parsed["arguments"], from_bytes(weights), known)
         with default_dtype(getattr(torch, parsed["dtype"])):
-            model = build(parsed["arguments"])
-        model.load_state_dict(from_bytes(weights))
+            model = kind.from_config(arguments, **changes)
+        model.load_state_dict(tensors)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folder} does not hold {name} of this version: {reason}") from None
@@ -122,12 +156,18 @@ def restore(
     return model.eval()
 
 
-def kind_of(folder: Path) -> str | None:
-    """The class of a saved model; None where there is none that could be read."""
-    try:
-        return json.loads((folder / CONFIG).read_text()).get("model")
-    except (OSError, ValueError, AttributeError):
-        return None
+def up_to_date(
+    arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], written: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Arguments and weights of an earlier format by their present names."""
+    if written == FORMAT:
+        return dict(arguments), dict(tensors)
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in TENSORS.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return {ARGUMENTS.get(name, name): value for name, value in arguments.items()}, renamed
 
 
 @contextmanager
@@ -158,11 +198,3 @@ def digest(config: dict[str, Any], weights: bytes) -> str:
     """Digest of a configuration, in a canonical form, and of the weights."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(text + b"\0" + weights).hexdigest()
-
-
-def read(path: Path) -> bytes:
-    """Content of a file, or an error that says which is missing."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"no model here: cannot read {path} ({error.strerror})") from None

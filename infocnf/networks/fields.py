@@ -8,23 +8,200 @@ evaluation, and its gradient one ordinary backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from infocnf.networks.layers import (
-    ACTIVATIONS,
-    ConcatConv2d,
-    ConcatLinear,
-    ConcatSquashLinear,
-    TimedLayer,
-    activate_stack,
-)
+__all__ = [
+    "ACTIVATIONS",
+    "ConcatConv2d",
+    "ConcatLinear",
+    "ConcatSquashLinear",
+    "ConvField",
+    "DenseField",
+    "LayeredField",
+    "TimedLayer",
+    "activate_stack",
+    "check_field",
+]
 
-__all__ = ["ConvField", "DenseField", "LayeredField", "check_field"]
+
+class TimedLayer(nn.Module, ABC):
+    """An affine map of features whose coefficients depend on time."""
+
+    @abstractmethod
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`A(t)\, h`, for features or for a stack of them."""
+
+    @abstractmethod
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`b(t)`, of the shape of one result; one per sample where ``t`` is ``(batch,)``."""
+
+    def forward(self, t: Tensor, h: Tensor) -> Tensor:
+        r""":math:`A(t)\, h + b(t)`."""
+        return self.linear(t, h) + self.offset(t, h)
+
+
+class ConcatLinear(TimedLayer):
+    r"""Linear layer with time as one more input feature: :math:`W h + w_t\, t + b`.
+
+    Arguments:
+        inputs: Input features, time not counted.
+        outputs: Output features.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(inputs + 1, outputs)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        return F.linear(h, self.map.weight[:, :-1])
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        return t.unsqueeze(-1) * self.map.weight[:, -1] + self.map.bias
+
+
+class ConcatSquashLinear(TimedLayer):
+    r"""Linear layer gated by time: :math:`(W h + b) \odot \sigma(g\, t + c) + s\, t`.
+
+    Arguments:
+        inputs: Input features.
+        outputs: Output features.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(inputs, outputs)
+        self.squash = nn.Linear(1, outputs)
+        self.shift = nn.Linear(1, outputs, bias=False)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        return F.linear(h, self.map.weight) * self.squash(t.unsqueeze(-1)).sigmoid()
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        time = t.unsqueeze(-1)
+        return self.map.bias * self.squash(time).sigmoid() + self.shift(time)
+
+
+class ConcatConv2d(TimedLayer):
+    r"""3x3 convolution with time as one more, constant channel.
+
+    The constant channel is not built: its contribution is :math:`t` times one image that depends on
+    the borders only.
+
+    Arguments:
+        inputs: Input channels, time not counted.
+        outputs: Output channels.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Conv2d(inputs + 1, outputs, kernel_size=3, padding=1)
+
+    def linear(self, t: Tensor, h: Tensor) -> Tensor:
+        # channels-last: 1.2 to 1.4 times faster than PyTorch's default order on the CPUs we tried
+        weight = self.map.weight[:, :-1].contiguous(memory_format=torch.channels_last)
+        images = h.flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        return F.conv2d(images, weight, padding=1).unflatten(0, h.shape[:-3])
+
+    def offset(self, t: Tensor, h: Tensor) -> Tensor:
+        ones = torch.ones(1, 1, *h.shape[-2:], dtype=h.dtype, device=h.device)
+        image = F.conv2d(ones, self.map.weight[:, -1:], padding=1)
+        image = t.reshape(-1, 1, 1, 1) * image + cast("Tensor", self.map.bias).reshape(-1, 1, 1)
+        return image if t.ndim else image[0]
+
+
+@dataclass(frozen=True)
+class Activation:
+    r"""A smooth activation :math:`\phi`, its slope and its curvature from one *key*.
+
+    Arguments:
+        value: :math:`\phi(h)`; takes ``out=``.
+        key: What the slope is computed from.
+        slope: :math:`\phi'(h)` from the key.
+        bend: The numbers :math:`c, d` of :math:`\phi''(h) = \phi'(h)\, (c + d \cdot
+            \mathrm{key})`.
+    """
+
+    value: Callable[..., Tensor]
+    key: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    bend: tuple[float, float]
+
+
+ACTIVATIONS = {
+    "softplus": Activation(F.softplus, torch.sigmoid, lambda key: key, (1.0, -1.0)),
+    "tanh": Activation(torch.tanh, torch.tanh, lambda key: 1.0 - key.square(), (0.0, -2.0)),
+}
+"""Smooth activations: an adaptive solver meets every kink of a field as an error that no step size
+removes.
+"""
+
+
+def activate_stack(stack: Tensor, offset: Tensor, activation: str) -> Tensor:
+    r"""Offset and activation of a stack: :math:`\phi(h + b)` first, then :math:`\phi'(h + b) \odot
+    \dot h` for each tangent.
+    """
+    if torch.compiler.is_compiling():  # a compiler fuses plain operations itself
+        phi = ACTIVATIONS[activation]
+        h = stack[0] + offset
+        return torch.cat([phi.value(h).unsqueeze(0), stack[1:] * phi.slope(phi.key(h))])
+
+    return _ActivateStack.apply(stack, offset, activation)
+
+
+class _ActivateStack(torch.autograd.Function):
+    """Written by hand because autograd would pad every slice of the stack with zeros on the way
+    back; the fewest passes over memory that we found.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stack: Tensor, offset: Tensor, activation: str) -> Tensor:  # noqa: ANN401
+        phi = ACTIVATIONS[activation]
+        result = torch.empty_like(stack)
+        h = stack[0] + offset
+        phi.value(h, out=result[0])
+        key = phi.key(h)
+        torch.mul(stack[1:], phi.slope(key), out=result[1:])
+
+        ctx.save_for_backward(stack, offset, key)
+        ctx.activation = activation
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        stack, offset, key = ctx.saved_tensors
+        phi, again = ACTIVATIONS[ctx.activation], torch.is_grad_enabled()
+        if again:  # to be differentiated again: the key is a function, too
+            key = phi.key(stack[0] + offset)
+        constant, linear = phi.bend
+        pulled = cotangent * phi.slope(key)
+        turned = pulled[1:] * stack[1:]
+        turned = turned[0] if len(turned) == 1 else turned.sum(0)
+        straight = pulled[0].add(turned, alpha=constant) if constant else pulled[0]
+        bent = torch.addcmul(straight, turned, key, value=linear)
+        if again:
+            pulled = torch.cat([bent.unsqueeze(0), pulled[1:]])
+        else:
+            pulled[0] = bent
+
+        summed = bent if bent.shape == offset.shape else sum_over_batch(bent)
+        return pulled, summed.reshape(offset.shape), None
+
+
+def sum_over_batch(x: Tensor) -> Tensor:
+    """Sum over the first dimension, as a matrix product: ten times faster than ``sum(0)`` on
+    channels-last images.
+    """
+    rows = x.permute(0, 2, 3, 1).flatten(1) if x.ndim == 4 else x
+    total = x.new_ones(len(x)) @ rows
+    return total.reshape(*x.shape[2:], x.shape[1]).permute(2, 0, 1) if x.ndim == 4 else total
 
 
 class LayeredField(nn.Module):
@@ -35,34 +212,48 @@ class LayeredField(nn.Module):
     Arguments:
         layers: The layers :math:`L_i`.
         activation: ``softplus`` (the paper's) or ``tanh``.
+        shifts: Features that each hidden layer adds for the context; none without one.
     """
 
-    def __init__(self, layers: Sequence[TimedLayer], activation: str) -> None:
+    def __init__(
+        self, layers: Sequence[TimedLayer], activation: str, shifts: Sequence[nn.Linear] = ()
+    ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
             )
         self.layers = nn.ModuleList(layers)
+        self.shifts = nn.ModuleList(shifts)
         self.activation = activation
 
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+    def forward(self, t: Tensor, z: Tensor, *context: Tensor) -> Tensor:
         """Slopes ``(batch, ...)`` of states ``(batch, ...)``."""
         phi = ACTIVATIONS[self.activation]
         h = z
-        for layer in self.layers[:-1]:
-            h = phi.value(layer(t, h))
+        for i, layer in enumerate(self.layers[:-1]):
+            h = layer(t, h)
+            h = phi.value(h + self.shift(i, h, context[0]) if self.shifts else h)
 
         return self.layers[-1](t, h)
 
-    def pushforward(self, t: Tensor, z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    def shift(self, i: int, h: Tensor, context: Tensor) -> Tensor:
+        """What a hidden layer adds for the context, in a shape that broadcasts to features."""
+        return self.shifts[i](context).reshape(len(context), -1, *[1] * (h.ndim - 2))
+
+    def pushforward(
+        self, t: Tensor, z: Tensor, tangents: Tensor, *context: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Slopes, and the derivatives of the slopes along ``tangents`` of shape ``(tangents, batch,
         ...)``.
         """
         stack = torch.cat([z.unsqueeze(0), tangents])
         *hidden, last = cast("list[TimedLayer]", list(self.layers))
-        for layer in hidden:
-            stack = activate_stack(layer.linear(t, stack), layer.offset(t, stack), self.activation)
+        for i, layer in enumerate(hidden):
+            linear, offset = layer.linear(t, stack), layer.offset(t, stack)
+            if self.shifts:
+                offset = (offset + self.shift(i, linear[0], context[0])).expand_as(linear[0])
+            stack = activate_stack(linear, offset, self.activation)
 
         slopes, pushed = last.linear(t, stack).split([1, len(tangents)])
         return slopes[0] + last.offset(t, stack), pushed
@@ -73,6 +264,7 @@ def DenseField(  # noqa: N802
     hidden: Sequence[int] = (64, 64, 64),
     time: str = "concat",
     activation: str = "softplus",
+    context: int = 0,
 ) -> LayeredField:
     """Field of vectors ``(batch, features)``.
 
@@ -82,17 +274,22 @@ def DenseField(  # noqa: N802
         time: ``concat``, time as one more feature of each layer, or ``concat_squash``, time as a
             gate on it.
         activation: ``softplus`` or ``tanh``.
+        context: Size of its covariates; 0 for none.
     """
     layers = {"concat": ConcatLinear, "concat_squash": ConcatSquashLinear}
     if time not in layers:
         raise ValueError(f"time must be one of {', '.join(layers)}, got {time!r}")
     sizes = [features, *hidden, features]
 
-    return LayeredField([layers[time](i, o) for i, o in pairwise(sizes)], activation)
+    made = [layers[time](i, o) for i, o in pairwise(sizes)]
+    return LayeredField(made, activation, context_shifts(context, hidden))
 
 
 def ConvField(  # noqa: N802
-    channels: int, hidden: Sequence[int] = (64, 64, 64), activation: str = "softplus"
+    channels: int,
+    hidden: Sequence[int] = (64, 64, 64),
+    activation: str = "softplus",
+    context: int = 0,
 ) -> LayeredField:
     """Field of images ``(batch, channels, height, width)``: the paper's 3x3 convolutions with time
     as a channel.
@@ -101,10 +298,17 @@ def ConvField(  # noqa: N802
         channels: Channels of the state.
         hidden: Channels of the hidden layers; three of 64 in the paper.
         activation: ``softplus`` or ``tanh``.
+        context: Size of its covariates; 0 for none.
     """
     sizes = [channels, *hidden, channels]
 
-    return LayeredField([ConcatConv2d(i, o) for i, o in pairwise(sizes)], activation)
+    made = [ConcatConv2d(i, o) for i, o in pairwise(sizes)]
+    return LayeredField(made, activation, context_shifts(context, hidden))
+
+
+def context_shifts(context: int, hidden: Sequence[int]) -> list[nn.Linear]:
+    """A linear map of the context for every hidden layer."""
+    return [nn.Linear(context, width, bias=False) for width in hidden] if context else []
 
 
 def check_field(field: nn.Module) -> None:

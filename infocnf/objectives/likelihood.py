@@ -21,11 +21,9 @@ from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import InfoCNF
-from infocnf.objectives.measuring import measure
-from infocnf.objectives.regularisers import path_penalty
-from infocnf.objectives.reinforce import lessons
+from infocnf.objectives.reinforce import measure, policy_update
 
-__all__ = ["Objective", "bits_per_dim", "likelihood_objective", "weight_in_nats"]
+__all__ = ["Objective", "bits_per_dim", "likelihood_objective", "path_penalty", "weight_in_nats"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Objective:
         log_prob: :math:`\log p(x \mid y)` in nats, ``(batch,)``.
         bits_per_dim: The likelihood term of each sample, ``(batch,)``.
         cross_entropy: The label term of each sample in nats, summed over factors, ``(batch,)``.
-        answers: Outputs of the classifiers by factor.
+        logits: Outputs of the classifiers by factor.
         stats: What the solves took.
         marginal: As ``bits_per_dim``, averaged over labels; None in training mode, which does not
             want it.
@@ -52,7 +50,7 @@ class Objective:
     log_prob: Tensor
     bits_per_dim: Tensor
     cross_entropy: Tensor
-    answers: dict[str, Tensor]
+    logits: dict[str, Tensor]
     stats: FlowStats
     marginal: Tensor | None = None
     surrogate: Tensor | None = None
@@ -65,7 +63,7 @@ class Objective:
         return found if self.marginal is None else {**found, "bits_per_dim_marginal": self.marginal}
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Means over samples, as :meth:`infocnf.tolerances.Policy.end_step` wants them."""
         counts = {name: self.stats.total(name).double() for name in ("forward", "backward")}
         return {
@@ -109,6 +107,7 @@ def likelihood_objective(
     levels: int = 1,
     log_scale: float = 0.0,
     tolerance: Any = None,  # noqa: ANN401
+    context: Tensor | None = None,
     kinetic: float = 0.0,
     jacobian: float = 0.0,
     generator: torch.Generator | None = None,
@@ -121,12 +120,13 @@ def likelihood_objective(
         model: The model.
         x: Samples ``(batch, *shape)``.
         y: Labels; the likelihood is marginal and the cross-entropy zero for factors without one,
-            and for samples whose label is missing (-1 for a class, NaN for an amount).
+            and for samples whose label is missing (-1 for a class, NaN for a real value).
         beta: Weight of the cross-entropy.
         levels: Grey levels of the data.
         log_scale: Logarithm of the factor by which the data was shrunk before the model saw it.
-        tolerance: Tolerance of the solves; that of the model's policy when None, which then also
-            learns from the batch in training mode.
+        tolerance: Tolerance of the solves; the model's own when None, whose policy then also learns
+            from the batch in training mode.
+        context: Covariates ``(batch, context)`` of a model that has such.
         kinetic: Weight of the kinetic energy of the paths; see :func:`path_penalty`.
         jacobian: Weight of the squared norm of the fields' Jacobians.
         generator: Source of the probes.
@@ -140,17 +140,18 @@ def likelihood_objective(
         x,
         tolerance=tolerance,
         seeds=seeds,
-        passengers=bool(kinetic or jacobian),
+        context=context,
+        auxiliary=bool(kinetic or jacobian),
         stepping=stepping,
     )
     log_prob = model.code_log_prob(code, labels, known) - log_scale
     bits = bits_per_dim(log_prob, model.dimensions, levels)
 
-    answers = model.code.answers(code.supervised, training=True, seeds=seeds)
+    logits = model.code.logits(code.supervised, training=True, seeds=seeds)
     cross_entropy = torch.zeros_like(log_prob)
-    for name, answer in answers.items():
+    for name, found in logits.items():
         if name in labels:
-            mine = model.factors[name].loss(answer, labels[name])
+            mine = model.factors[name].loss(found, labels[name])
             if name in known:
                 mine = torch.where(known[name], mine, 0.0)
             cross_entropy = cross_entropy + mine
@@ -166,8 +167,11 @@ def likelihood_objective(
     surrogate: Tensor | None = None
     sums: dict[str, float] = {}
     if model.training and tolerance is None and torch.is_grad_enabled():
-        surrogate, sums = lessons(
-            model.policy, code.stats, losses, partial(measure, model, x, labels, code, seeds)
+        surrogate, sums = policy_update(
+            model.policy,
+            code.stats,
+            losses,
+            partial(measure, model, x, labels, code, seeds, context),
         )
 
     return Objective(
@@ -176,9 +180,28 @@ def likelihood_objective(
         log_prob=log_prob,
         bits_per_dim=bits,
         cross_entropy=cross_entropy,
-        answers=answers,
+        logits=logits,
         stats=code.stats,
         marginal=marginal,
         surrogate=surrogate,
         sums=sums,
     )
+
+
+def path_penalty(stats: FlowStats, kinetic: float, jacobian: float) -> Tensor:
+    r"""Penalty on the paths of a flow, so that a solver needs fewer steps along them (Finlay et al.
+    2020): for each sample, ``(batch,)``, over the blocks :math:`k` of :math:`D_k` dimensions,
+
+    .. math:: R = \sum_k \frac{1}{D_k} \int_0^1 \lambda_K\, |f_k|^2
+        + \lambda_J \Big\| \frac{\partial f_k}{\partial z} \Big\|_F^2\, dt .
+
+    Arguments:
+        stats: What the solves recorded.
+        kinetic: The weight :math:`\lambda_K`.
+        jacobian: The weight :math:`\lambda_J`.
+    """
+    parts = [
+        kinetic * energy + jacobian * norm
+        for energy, norm in (solve.auxiliary for solve in stats.solves)
+    ]
+    return torch.stack(parts).sum(0)

@@ -19,21 +19,35 @@ Costs are numbers: no gradient of theirs reaches the flow, and none of the gates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
-from infocnf.objectives.measuring import Measurement
-from infocnf.tolerances import Learned, Policy
+from infocnf.models import InfoCNF
+from infocnf.models.code import Code
+from infocnf.ode import SolveError
+from infocnf.tolerances import Fixed, Learned, Policy
 
-__all__ = ["Lesson", "costs_to_go", "lessons", "others_mean", "penalty", "surrogate", "teach"]
+__all__ = [
+    "Measurement",
+    "PolicyUpdate",
+    "costs_to_go",
+    "gate_update",
+    "measure",
+    "others_mean",
+    "penalty",
+    "policy_update",
+    "surrogate",
+]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class PolicyUpdate:
     """What the gates learn from a batch.
 
     Arguments:
@@ -86,9 +100,9 @@ def surrogate(log_probs: Sequence[Tensor], costs: Tensor, baselines: Tensor) -> 
     return (torch.stack(list(log_probs)) * (costs - baselines).detach()).sum()
 
 
-def teach(
+def gate_update(
     policy: Learned, stats: FlowStats, losses: Tensor, measurement: Measurement | None
-) -> Lesson | None:
+) -> PolicyUpdate | None:
     """What a batch teaches the gates; None where their costs are not known: with the reward
     ``error`` between two measurements.
 
@@ -100,7 +114,7 @@ def teach(
     """
     log_probs = [solve.choice.log_prob for solve in stats.solves]
     drawn = [log_prob for log_prob in log_probs if log_prob is not None]
-    exact = policy.diary.evaluations
+    exact = policy.log.evaluations
     if measurement is not None and not exact > 0:  # none before this one
         exact = measurement.evaluations
     if len(drawn) < len(log_probs) or not exact > 0:
@@ -128,7 +142,7 @@ def teach(
         baselines = torch.zeros_like(costs)
     scale = len(losses) / costs.shape[1]
 
-    return Lesson(
+    return PolicyUpdate(
         surrogate=scale * surrogate(drawn, costs, baselines),
         sums={
             "taught": float(few),
@@ -137,14 +151,14 @@ def teach(
     )
 
 
-def lessons(
+def policy_update(
     policy: Policy,
     stats: FlowStats,
     losses: Tensor,
     measure: Callable[[], Measurement | None],
 ) -> tuple[Tensor | None, dict[str, float]]:
     """What a step of training tells a tolerance policy: the surrogate whose gradient its gates
-    follow, where it has some, and figures summed over samples.
+    follow, where it has some, and metrics summed over samples.
 
     Arguments:
         policy: The policy.
@@ -154,7 +168,83 @@ def lessons(
     """
     measurement = measure() if policy.due else None
     sums = measurement.sums() if measurement is not None else {}
-    lesson = teach(policy, stats, losses, measurement) if isinstance(policy, Learned) else None
-    if lesson is None:
+    update = (
+        gate_update(policy, stats, losses, measurement) if isinstance(policy, Learned) else None
+    )
+    if update is None:
         return None, sums
-    return lesson.surrogate, {**sums, **lesson.sums}
+    return update.surrogate, {**sums, **update.sums}
+
+
+log = logging.getLogger("infocnf")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on the first samples of a batch.
+
+    Arguments:
+        errors: Error of each in bits per dimension, ``(samples,)``.
+        evaluations: Evaluations per sample at the reference tolerance, over all blocks.
+    """
+
+    errors: Tensor
+    evaluations: float
+
+    def sums(self) -> dict[str, float]:
+        """Sums over samples, by the names of :data:`infocnf.tolerances.feedback.MEASURED`."""
+        count = len(self.errors)
+        return {
+            "measured": float(count),
+            "error": float(self.errors.double().sum()),
+            "measuring": self.evaluations * count,
+        }
+
+
+@torch.no_grad()
+def measure(
+    model: InfoCNF,
+    x: Tensor,
+    labels: Mapping[str, Tensor],
+    code: Code,
+    seeds: Tensor,
+    context: Tensor | None = None,
+) -> Measurement | None:
+    """Errors of a batch whose code was found by the model's policy; None, with a warning, where
+    the tight solve fails.
+
+    Arguments:
+        model: The model.
+        x: Samples ``(batch, *shape)``.
+        labels: Their labels.
+        code: Their code.
+        seeds: The seeds of their probes.
+        context: Their covariates.
+    """
+    probe = model.policy.probe
+    assert probe is not None and code.stats is not None and code.log_det is not None
+    few = slice(0, probe.samples)
+    tolerance = torch.full((len(x[few]),), probe.reference, dtype=torch.float64)
+    alike = code.stats.forward.ndim > 0  # own steps, where the batch had such
+    try:
+        tight = model.encode(
+            x[few],
+            tolerance=Fixed(tolerance if alike else probe.reference),
+            seeds=seeds[few],
+            context=None if context is None else context[few],
+        )
+    except SolveError as error:
+        log.warning("errors of log p could not be measured: %s", error)
+        return None
+
+    assert tight.stats is not None
+    mine = {name: label[few] for name, label in labels.items()}
+    loose = Code(code.supervised[few], code.unsupervised[few], code.log_det[few])
+    change = model.code_log_prob(loose, mine) - model.code_log_prob(tight, mine)
+    if not change.isfinite().all():
+        log.warning("errors of log p could not be measured: some are not finite")
+        return None
+    return Measurement(
+        errors=change.abs() / (model.dimensions * math.log(2.0)),
+        evaluations=float(tight.stats.forward.double().mean()),
+    )

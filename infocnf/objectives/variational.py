@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from infocnf.flows.bijection import FlowStats
-from infocnf.models.codes import FactorHead
+from infocnf.models.code import FactorHead
 from infocnf.models.factors import Categorical
 from infocnf.models.latent_ode import LatentODE, Posterior
 from infocnf.networks.encoders import lengths_of
-from infocnf.objectives.measuring import Measurement
-from infocnf.objectives.reinforce import lessons
+from infocnf.objectives.reinforce import Measurement, policy_update
 from infocnf.ode import SolveError
-from infocnf.ode.streams import EXCERPT, NOISE, draw_normal, draw_uniform
+from infocnf.random import Stream, draw_normal, draw_uniform
 
 __all__ = ["Variational", "gaussian_kl", "supervised_kl", "variational_objective"]
 
@@ -50,7 +49,7 @@ class Variational:
         mse: Mean squared difference between observations and reconstruction.
         kl: Both divergences, in nats.
         cross_entropy: Of the labels, summed over factors.
-        answers: Outputs of the classifiers by factor.
+        logits: Outputs of the classifiers by factor.
         stats: What the solves took.
         surrogate: What gates of learned tolerances learn from; see :class:`Objective`.
         sums: What the tolerance policy wants to be told of, summed over series.
@@ -61,7 +60,7 @@ class Variational:
     mse: Tensor
     kl: Tensor
     cross_entropy: Tensor
-    answers: dict[str, Tensor]
+    logits: dict[str, Tensor]
     stats: FlowStats
     surrogate: Tensor | None = None
     sums: dict[str, float] = field(default_factory=dict)
@@ -102,7 +101,7 @@ def gaussian_kl(
 
 
 def supervised_kl(
-    head: FactorHead, mean: Tensor, log_scale: Tensor, answer: Tensor, y: Tensor | None
+    head: FactorHead, mean: Tensor, log_scale: Tensor, logits: Tensor, y: Tensor | None
 ) -> Tensor:
     """Divergence of a factor's code ``(batch, features)`` from its prior given the label, or, for
     None, from the joint prior of code and label with the label that the classifier believes in.
@@ -113,12 +112,12 @@ def supervised_kl(
     factor = head.factor
     mean, log_scale = mean.unsqueeze(1), log_scale.unsqueeze(1)
     if isinstance(factor, Categorical):
-        log_q = answer.log_softmax(-1)
+        log_q = logits.log_softmax(-1)
         labels = torch.eye(factor.classes, dtype=mean.dtype, device=mean.device)
         each = gaussian_kl(mean, log_scale, *head.embedded_moments(labels))
         log_p = factor.log_probabilities(mean.dtype).to(mean.device)
         return (log_q.exp() * (each + log_q - log_p)).sum(-1)
-    location, log_width = answer.unbind(-1)
+    location, log_width = logits.unbind(-1)
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     node, weight = (torch.as_tensor(v).to(mean) for v in (nodes, weights / weights.sum()))
     labels = location.unsqueeze(1) + log_width.exp().unsqueeze(1) * node
@@ -140,6 +139,7 @@ def variational_objective(
     tolerance: Any = None,  # noqa: ANN401
     seeds: Tensor | None = None,
     stepping: str | None = None,
+    context: Tensor | None = None,
 ) -> Variational:
     """The objective of series ``(batch, rows, 1 + channels)``.
 
@@ -155,20 +155,21 @@ def variational_objective(
         kl_supervised: Weight of that of the supervised code.
         beta: Weight of the cross-entropy of labels.
         log_scale: Logarithms of the factors by which values of each channel were shrunk.
-        tolerance: Tolerance of the solves; that of the model's policy when None.
+        tolerance: Tolerance of the solves; the model's own when None.
         seeds: Seeds of each series' draw ``(batch,)``. Where None the mean of the state is taken,
             which is no draw: what follows is then no bound.
         stepping: ``shared`` or ``individual``; by the model's mode when None.
+        context: Static covariates ``(batch, context)`` of a model that has such.
     """
     labels = model.labels(y, len(series))
     seen = series
     if model.training and shortest < 1.0 and seeds is not None:
         seen = excerpt(series, shortest, seeds)
-    posterior = model.encode(seen)
+    posterior = model.encode(seen, context)
     z = (
         posterior.mean
         if seeds is None
-        else posterior.draw(draw_normal(seeds, posterior.mean, NOISE))
+        else posterior.draw(draw_normal(seeds, posterior.mean, Stream.NOISE))
     )
     times = series[..., 0] - seen[:, :1, 0]
     there = series[..., 1:].isfinite()
@@ -179,22 +180,26 @@ def variational_objective(
         tolerance=tolerance,
         stepping=stepping,
         seeds=seeds,
+        context=context,
     )
 
     count = there.sum((1, 2)).clamp(min=1)
     rest, nll = reconstruction(model, series, found, log_scale)
-    kl_u, kl_y, answers = divergences(model, posterior, z, labels)
+    kl_u, kl_y, logits = divergences(model, posterior, z, labels)
     cross_entropy = torch.zeros_like(nll)
     for name, label in labels.items():
-        cross_entropy = cross_entropy + model.factors[name].loss(answers[name], label)
+        cross_entropy = cross_entropy + model.factors[name].loss(logits[name], label)
     losses = (nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy) / count
 
     surrogate: Tensor | None = None
     sums: dict[str, float] = {}
     if model.training and tolerance is None and torch.is_grad_enabled():
         at = times[0] if common else times
-        surrogate, sums = lessons(
-            model.policy, stats, losses, partial(measure_error, model, series, z, at, found)
+        surrogate, sums = policy_update(
+            model.policy,
+            stats,
+            losses,
+            partial(measure_error, model, series, z, at, found, context),
         )
 
     return Variational(
@@ -203,7 +208,7 @@ def variational_objective(
         mse=(rest.square().sum((1, 2)) / count).detach(),
         kl=(kl_u + kl_y).detach(),
         cross_entropy=cross_entropy.detach(),
-        answers=answers,
+        logits=logits,
         stats=stats,
         surrogate=surrogate,
         sums=sums,
@@ -220,7 +225,7 @@ def excerpt(series: Tensor, shortest: float, seeds: Tensor) -> Tensor:
             [5., 6., 7.]])
     """
     lengths = lengths_of(series)
-    share, place = draw_uniform(seeds[:1], series.new_empty(1, 2), EXCERPT)[0]
+    share, place = draw_uniform(seeds[:1], series.new_empty(1, 2), Stream.EXCERPT)[0]
     kept = (lengths * (shortest + (1.0 - shortest) * share)).round().long().clamp(min=2)
     kept = kept.minimum(lengths)
     first = (place * (lengths - kept + 1)).long()
@@ -245,19 +250,25 @@ def reconstruction(
 
 @torch.no_grad()
 def measure_error(
-    model: LatentODE, series: Tensor, z: Tensor, times: Tensor, values: Tensor
+    model: LatentODE,
+    series: Tensor,
+    z: Tensor,
+    times: Tensor,
+    values: Tensor,
+    context: Tensor | None = None,
 ) -> Measurement | None:
     """Errors of log p(x | z) for each observed value, in bits, of the first series of a batch,
     whose values the policy's tolerance gave: a tighter solve of the same states tells. None, with a
     warning, where it fails.
     """
-    survey = model.policy.survey
-    assert survey is not None
-    few = slice(0, survey.samples)
+    probe = model.policy.probe
+    assert probe is not None
+    few = slice(0, probe.samples)
     mine = times if times.ndim == 1 else times[few]
     start = model.code.merge(*model.split(z[few]))
     try:
-        found, stats = model.decode(start, mine, tolerance=survey.reference)
+        own = None if context is None else context[few]
+        found, stats = model.decode(start, mine, tolerance=probe.reference, context=own)
     except SolveError as error:
         log.warning("errors of log p could not be measured: %s", error)
         return None
@@ -272,14 +283,14 @@ def measure_error(
 def divergences(
     model: LatentODE, posterior: Posterior, z: Tensor, labels: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Divergences of the unsupervised and the supervised code, and the classifiers' answers to the
+    """Divergences of the unsupervised and the supervised code, and the classifiers' logits to the
     codes that were drawn.
     """
     (mean_y, mean_u), (scale_y, scale_u) = map(model.split, (posterior.mean, posterior.log_scale))
-    answers = model.code.answers(model.split(z)[0], training=True)
+    logits = model.code.logits(model.split(z)[0], training=True)
     total = torch.zeros_like(mean_u.sum(1))
     scales = model.code.by_factor(scale_y)
     for name, (head, mean) in model.code.by_factor(mean_y).items():
-        mine = supervised_kl(head, mean, scales[name][1], answers[name], labels.get(name))
+        mine = supervised_kl(head, mean, scales[name][1], logits[name], labels.get(name))
         total = total + mine
-    return gaussian_kl(mean_u, scale_u), total, answers
+    return gaussian_kl(mean_u, scale_u), total, logits

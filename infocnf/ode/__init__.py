@@ -4,8 +4,7 @@ fields.
 
 from infocnf.ode.dense import solve_at
 from infocnf.ode.gradients import AdjointError
-from infocnf.ode.problem import Status
-from infocnf.ode.solve import Solution, SolveError, Stats, solve
+from infocnf.ode.solve import Solution, SolveError, SolverOptions, Stats, Status, set_aside, solve
 from infocnf.ode.tableaus import TABLEAUS
 
 __all__ = [
@@ -13,8 +12,10 @@ __all__ = [
     "AdjointError",
     "Solution",
     "SolveError",
+    "SolverOptions",
     "Stats",
     "Status",
+    "set_aside",
     "solve",
     "solve_at",
 ]

@@ -7,9 +7,8 @@ A step is accepted when the ratio of its estimated error to what the tolerance :
 
 is at most one (:math:`\tau` serves as absolute and as relative tolerance). The next step follows
 Gustafsson's proportional-integral rule. Ratios, times and steps are NumPy arrays of shape
-``(lanes,)`` in double precision on the host: a *lane* is what has a step of its own, one sample
-under individual stepping or the whole batch under shared stepping. One transfer of ``lanes``
-numbers per attempted step is all that leaves the device.
+``(samples,)`` in double precision on the host; under shared stepping the whole batch counts as one
+sample. One transfer of ``samples`` numbers per attempted step is all that leaves the device.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ NOISE = 0.3
 
 
 def squares(parts: Sequence[Tensor], individual: bool) -> list[Tensor]:
-    """Sum of squares of each part, each ``(lanes,)``, or ``()`` for one lane."""
+    """Sum of squares of each part, each ``(samples,)``, or ``()`` for one sample."""
     if not individual:
         flat = [part.reshape(-1) for part in parts]
         return [torch.dot(vector, vector) for vector in flat]
@@ -59,23 +58,25 @@ def squares(parts: Sequence[Tensor], individual: bool) -> list[Tensor]:
 
 
 def peaks(sizes: Sequence[Tensor], individual: bool) -> list[Tensor]:
-    """Largest of the absolute values of each part that has any, each ``(lanes,)``, or ``()`` for
-    one lane; NaN and infinity come through.
+    """Largest of the absolute values of each part that has any, each ``(samples,)``, or ``()`` for
+    one sample; NaN and infinity come through.
     """
     full = [size for size in sizes if size.numel()]
     return [size.reshape(len(size), -1).amax(1) if individual else size.amax() for size in full]
 
 
 def rms(parts: Sequence[Tensor], individual: bool) -> Array:
-    """Root mean square of each part, ``(parts, lanes)``."""
-    lanes = len(parts[0]) if individual else 1
+    """Root mean square of each part, ``(parts, samples)``."""
+    samples = len(parts[0]) if individual else 1
     sums = to_host(squares(parts, individual))
-    means = [total / max(part.numel() // lanes, 1) for total, part in zip(sums, parts, strict=True)]
+    means = [
+        total / max(part.numel() // samples, 1) for total, part in zip(sums, parts, strict=True)
+    ]
     return np.sqrt(means)
 
 
 def finite(parts: Sequence[Tensor], individual: bool) -> Flags:
-    """Whether all numbers of a lane are finite, ``(lanes,)``."""
+    """Whether all numbers of a sample are finite, ``(samples,)``."""
     sizes = [part.abs() for part in parts]
     return cast("Flags", np.isfinite(to_host(peaks(sizes, individual))).all(0))
 
@@ -127,7 +128,7 @@ class Controller:
         """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""
         integral = 1.0 / self.order - 0.75 * self.proportional
         with np.errstate(divide="ignore", invalid="ignore"):
-            # by logarithms: powers of many lanes are slow in NumPy
+            # by logarithms: powers of many samples are slow in NumPy
             return self.clip(
                 self.safety
                 * np.exp(self.proportional * np.log(previous) - integral * np.log(ratio))
@@ -139,7 +140,7 @@ class Controller:
             return self.clip(self.safety * np.exp(np.log(ratio) / -self.order))
 
     def clip(self, growth: Array) -> Array:
-        """Within the bounds; the lower one for NaN, which a ratio that is none leads to."""
+        """Within the bounds; the lower one for NaN, of a state that is not finite."""
         return np.minimum(np.fmax(growth, self.shrink), self.grow)
 
     @staticmethod
@@ -164,20 +165,20 @@ def first_step(
     controlled: int,
 ) -> Array:
     """Hairer's estimate of a first step (Hairer, Nørsett, Wanner, *Solving ODEs I*, II.4),
-    ``(lanes,)``, unsigned.
+    ``(samples,)``, unsigned.
 
     It costs one evaluation of the field, at an Euler step that is itself a guess from the sizes of
     ``y`` and ``k``. A part that starts at zero, as the log-determinant does, has no size to guess
     from: the others decide.
 
     Arguments:
-        evaluate: Field at signed steps ``(lanes,)`` from the start.
+        evaluate: Field at signed steps ``(samples,)`` from the start.
         y: Initial state.
         k: Field at the initial state.
-        tolerance: ``(lanes,)``.
+        tolerance: ``(samples,)``.
         span: Signed length of the interval.
         order: Order of the method.
-        individual: Whether each sample is a lane.
+        individual: Whether each sample is a sample.
         controlled: Number of leading parts of the state that are in the error norm.
     """
     scales = [part.abs().add_(1.0) for part in y[:controlled]]

@@ -8,7 +8,8 @@ times. Within a step the method's own polynomial gives the state (:attr:`Tableau
 
 so a time costs a weighted sum and no evaluation. In the backward pass a cotangent :math:`g` of such
 a state is one of :math:`y`, and :math:`w_i(\theta)\, g` one of each increment, beside what comes
-from later steps (:meth:`infocnf.ode.pullback.Pull.through`): the gradient of the discrete solution.
+from later steps (:meth:`infocnf.ode.gradients.Pull.through`): the gradient of the discrete
+solution.
 
 >>> import torch
 >>> states, _ = solve_at(lambda t, y: -y, torch.ones(1, 1), torch.tensor([0.0, 0.5, 1.0]))
@@ -19,6 +20,7 @@ tensor([1.0000, 0.6065, 0.3679])
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import State
-from infocnf.ode.march import March
-from infocnf.ode.problem import Step
-from infocnf.ode.pullback import Job, Pull, put_rows, rows_of, unhooked
-from infocnf.ode.solve import Solution, account, make_job
-from infocnf.ode.steps import Layout
+from infocnf.ode.gradients import Pull, put_rows, rows_of, unhooked
+from infocnf.ode.integrate import Integrator, SolveContext, Step
+from infocnf.ode.solve import Solution, SolverOptions, account, prepare
+from infocnf.ode.step import Layout
 
 __all__ = ["solve_at"]
 
@@ -45,13 +46,11 @@ def solve_at(
     interval: tuple[float, float] = (0.0, 1.0),
     *,
     tolerance: float | Tensor = 1e-5,
-    method: str = "dopri5",
-    stepping: str = "shared",
-    steps: int | None = None,
+    options: SolverOptions | None = None,
     first_step: float | Tensor | None = None,
-    max_steps: int = 4096,
     context: Sequence[Tensor] = (),
     parameters: Iterable[Tensor] | None = None,
+    **changes: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Solution]:
     """States ``(batch, count, ...)`` at times of an interval, and the account of the solve, whose
     own state is that at the end of the interval (without gradient).
@@ -63,43 +62,33 @@ def solve_at(
             where a sample has fewer. The state there is NaN, too, and so is that of times which a
             sample that failed did not reach.
         interval: Start and end; backward when the end comes first.
-        tolerance: As for :func:`infocnf.ode.solve`, like all that follow. Gradients are always
-            those of ``checkpoint``.
-        method: Method.
-        stepping: ``shared`` or ``individual``.
-        steps: Number of steps of a method without error estimate.
+        tolerance: As for :func:`infocnf.ode.solve`, like all that follow.
+        options: Method, stepping and limits. Gradients are always those of ``checkpoint``.
         first_step: First step to try.
-        max_steps: Attempted steps after which a sample is given up.
         context: Tensors the field needs, one row per sample.
         parameters: Tensors whose gradients are wanted.
+        changes: Single options by name.
     """
-    job, sources = make_job(
+    chosen = replace(options or SolverOptions(), **{**changes, "gradient": "checkpoint"})
+    job, sources = prepare(
         field,
         state,
         interval,
+        chosen,
         tolerance=tolerance,
-        method=method,
-        stepping=stepping,
-        gradient="checkpoint",
-        steps=steps,
         first_step=first_step,
-        max_steps=max_steps,
-        passengers=0,
         context=context,
         parameters=parameters,
-        drift=None,
     )
-    individual = stepping == "individual"
-    readings = Readings(times, state, job, individual)
+    readings = Readings(times, state, job)
     tensors = (state, *context, *sources)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         found, final = _Dense.apply(job, readings, *tensors)
     else:
         with torch.no_grad():
-            found, final, _ = readings.march(job, (state,), tuple(context), keep=0)
-    assert job.arrival is not None
+            found, final, _ = readings.collect(job, (state,), tuple(context), keep=0)
 
-    return found, account(job.arrival, final, job.backward, individual)
+    return found, account(job, final)
 
 
 class Readings:
@@ -109,18 +98,17 @@ class Readings:
         times: ``(count,)`` or ``(batch, count)``.
         state: The initial state.
         job: The solve.
-        individual: Whether each sample has steps of its own.
     """
 
-    def __init__(self, times: Tensor, state: Tensor, job: Job, individual: bool) -> None:
-        batch, problem = len(state), job.problem
+    def __init__(self, times: Tensor, state: Tensor, job: SolveContext) -> None:
+        batch, individual = len(state), job.individual
         if times.ndim not in (1, 2) or (times.ndim == 2 and len(times) != batch):
             raise ValueError(
                 f"times must have shape (count,) or ({batch}, count), got {tuple(times.shape)}"
             )
         self.common = times.ndim == 1 and not individual
         self.shape = (batch, times.shape[-1], *state.shape[1:])
-        self.start, self.span = problem.start, problem.span
+        self.start, self.span = job.start, job.span
         values = times.detach().double().cpu().numpy()
         if not self.common:
             values = np.broadcast_to(values, self.shape[:2])
@@ -130,7 +118,7 @@ class Readings:
         outside = (progress < -SLACK) | (progress > 1.0 + SLACK)
         if outside.any():
             raise ValueError(
-                f"times must lie in the interval {(problem.start, problem.end)}, "
+                f"times must lie in the interval {(job.start, job.end)}, "
                 f"got {numbers[outside][0]:g}"
             )
         # in the order in which they are met: along the interval, sample by sample under individual
@@ -140,11 +128,11 @@ class Readings:
         order = np.argsort(keys, kind="stable")
         self.keys, self.place, self.rows = keys[order], place[order], rows[order]
         self.times = numbers[order]
-        lanes = batch if individual else 1
+        samples = batch if individual else 1
         # times at the very start need no step
         self.first = np.flatnonzero(self.keys <= (2.0 * self.rows if individual else 0.0))
-        self.next = np.searchsorted(self.keys, 2.0 * np.arange(lanes), side="right")
-        self.dense = problem.table.dense
+        self.next = np.searchsorted(self.keys, 2.0 * np.arange(samples), side="right")
+        self.dense = job.table.dense
 
     def progress(self, times: np.ndarray) -> np.ndarray:
         """Share of the interval."""
@@ -160,16 +148,16 @@ class Readings:
         last = np.maximum(np.searchsorted(self.keys, reached + SLACK, side="right"), first)
         self.next[index] = last
         counts = last - first
-        lanes = np.repeat(np.arange(len(index)), counts)
+        samples = np.repeat(np.arange(len(index)), counts)
         offsets = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        numbers = first[lanes] + offsets
-        theta = (self.times[numbers] - step.t[lanes]) / step.h[lanes]
+        numbers = first[samples] + offsets
+        theta = (self.times[numbers] - step.t[samples]) / step.h[samples]
         powers = theta[:, None] ** np.arange(1, self.dense.shape[1] + 1)
-        rows = lanes if step.rows is not None else self.rows[numbers]
+        rows = samples if step.rows is not None else self.rows[numbers]
         return numbers, rows, powers @ self.dense.T
 
-    def march(
-        self, job: Job, y: State, context: State, keep: int
+    def collect(
+        self, job: SolveContext, y: State, context: State, keep: int
     ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]]]:
         """States at the times and at the end, and of each accepted step what a gradient needs, with
         ``keep`` increments.
@@ -202,7 +190,7 @@ class Readings:
             if keep:
                 trail.append((step, before, increments[:keep].clone(), numbers, rows, weighting))
 
-        final = job.finish(March(job.problem, y, context, listen).run(), y)
+        final = job.finish(Integrator(job, y, context, listen).run(), y)
         return whole, final[0], trail
 
     def begin(self, state: Tensor, whole: Tensor) -> None:
@@ -246,10 +234,15 @@ class _Dense(torch.autograd.Function):
     """As the gradient by checkpoints, with cotangents that come in on the way."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, readings: Readings, *tensors: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        job: SolveContext,
+        readings: Readings,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         y, context, _ = job.split(tensors)
-        keep = job.problem.table.stages - 1
-        found, final, trail = readings.march(job, y, context, max(keep, 1))
+        keep = job.table.stages - 1
+        found, final, trail = readings.collect(job, y, context, max(keep, 1))
         ctx.job, ctx.readings, ctx.layout = job, readings, Layout(y)
         ctx.trail = [(step, *rest) for step, _, _, *rest in trail]
         ctx.save_for_backward(*tensors, *(kept for _, *pair in trail for kept in pair[:2]))
@@ -259,7 +252,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        job: Job = ctx.job
+        job: SolveContext = ctx.job
         readings: Readings = ctx.readings
         saved = ctx.saved_tensors
         sources = len(saved) - 2 * len(ctx.trail)

@@ -11,7 +11,7 @@ evaluation the integrand would no longer be a function of the state, and an adap
 shrink its steps chasing noise.
 
 Products are taken in forward mode where the field offers a ``pushforward`` (one stacked pass) and
-in reverse mode elsewhere: measured (``infocnf bench divergence``), PyTorch's own forward mode is
+in reverse mode elsewhere: measured (``make bench``), PyTorch's own forward mode is
 slower than either.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infocnf.ode.streams import draw_normal, draw_words
+from infocnf.random import draw_normal, draw_words
 
 __all__ = ["PROBES", "contract", "divergence", "draw_probes", "products", "unit_probes"]
 
@@ -60,21 +60,21 @@ def contract(turned: Tensor, probes: Tensor, weight: float) -> Tensor:
 
 
 def products(
-    field: Callable[[Tensor, Tensor], Tensor], t: Tensor, z: Tensor, probes: Tensor
+    field: Callable[..., Tensor], t: Tensor, z: Tensor, probes: Tensor, *context: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""The field at ``z``, and the probes multiplied by its Jacobian, ``(probes, batch, ...)``.
 
-    From the left or from the right, whichever is cheaper: :math:`\epsilon^\top J \epsilon` and the
-    mean of :math:`|J \epsilon|^2` are the same for both.
+    ``context`` is handed to the field. From the left or from the right, whichever is cheaper:
+    :math:`\epsilon^\top J \epsilon` and the mean of :math:`|J \epsilon|^2` are the same for both.
     """
     pushforward = getattr(field, "pushforward", None)
     if pushforward is not None:
-        return pushforward(t, z, probes)
+        return pushforward(t, z, probes, *context)
 
     record = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         z = z if record and z.requires_grad else z.detach().clone().requires_grad_()
-        slopes = field(t.clone() if t.is_inference() else t, z)
+        slopes = field(t.clone() if t.is_inference() else t, z, *context)
         pulled: list[Tensor | None] = [None] * len(probes)
         for k, probe in enumerate(probes if slopes.requires_grad else ()):
             (pulled[k],) = torch.autograd.grad(

@@ -21,15 +21,16 @@ r"""How a solve is differentiated.
 ``adjoint``
     Solves :math:`\dot a = -a^\top \partial f/\partial y`, :math:`\dot g_\theta = -a^\top \partial
     f/\partial \theta` backward in time beside the state. Memory does not grow with the steps. The
-    gradients of the parameters ride as passengers outside the error norm (the semi-norm of Kidger,
-    Chen and Lyons, 2021). Under individual stepping a gradient per sample and parameter would not
-    fit, so the integral over a step is taken from its stages once it is accepted.
+    gradients of the parameters are auxiliary integrals outside the error norm (the semi-norm of
+    Kidger, Chen and Lyons, 2021). Under individual stepping a gradient per sample and parameter
+    would not fit, so the integral over a step is taken from its stages once it is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,53 +39,141 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from infocnf.ode.controller import Array, State
-from infocnf.ode.march import March
-from infocnf.ode.problem import Arrival, Problem, Status, Step
-from infocnf.ode.pullback import Job, Pull, put_rows, rows_of, unhooked
-from infocnf.ode.steps import Layout, add_rows, stage_times
+from infocnf.ode.integrate import Integrator, Result, SolveContext, Status, Step
+from infocnf.ode.step import Field, Increments, Layout, add_rows, stage_times
 
-__all__ = ["GRADIENTS", "AdjointError", "run"]
-
-GRADIENTS = ("backprop", "checkpoint", "adjoint")
-SHARE = 2**16  # numbers of a state that are solved at a time where nothing is differentiated
+__all__ = ["AdjointError", "Pull", "differentiable", "put_rows", "rows_of", "unhooked"]
 
 
-def run(job: Job, y: State, context: State, parameters: State, gradient: str) -> State:
-    """Final state, differentiable as asked; ``job.arrival`` holds the rest."""
-    tensors = (*y, *context, *parameters)
-    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if needed and gradient != "backprop":
-        function = _Checkpoint if gradient == "checkpoint" else _Adjoint
-        return tuple(function.apply(job, *tensors))
-
-    recorded = torch.is_grad_enabled() and gradient == "backprop"  # also of tensors nobody named
-    with torch.set_grad_enabled(recorded):
-        return job.finish(arrive(job.problem, y, context, in_shares=not recorded), ())
+def rows_of(state: State, rows: Tensor | None) -> State:
+    """Some rows of every part; all of them for None."""
+    return state if rows is None else tuple(part[rows.to(part.device)] for part in state)
 
 
-def arrive(problem: Problem, y: State, context: State, in_shares: bool) -> Arrival:
-    """All lanes at their ends; where nothing is differentiated, samples with steps of their own are
-    solved in shares of a size that caches hold. No answer depends on its neighbours.
+def put_rows(state: State, rows: Tensor, by: State) -> State:
+    """Overwrite some rows of every part, in place."""
+    for part, new in zip(state, by, strict=True):
+        part[rows.to(part.device)] = new
+    return state
+
+
+@contextmanager
+def unhooked(tensors: State) -> Iterator[None]:
+    """Silence hooks on gradients: they are for the whole gradient, not for each stage's share."""
+    hooked = [t._backward_hooks for t in tensors if t._backward_hooks]
+    kept = [dict(hooks) for hooks in hooked]
+    for hooks in hooked:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, old in zip(hooked, kept, strict=True):
+            hooks.update(old)
+
+
+class Pull:
+    """Vector-Jacobian products of a field, and the gradients of its sources (context, then
+    parameters) so far.
     """
-    lanes = len(y[0]) if y[0].ndim else 1
-    numbers = sum(part.numel() for part in y) // max(lanes, 1)
-    size = max(SHARE // max(numbers, 1), 1)
-    if not (in_shares and problem.individual) or lanes <= size:
-        return March(problem, y, context).run()
 
-    arrivals = []
-    for start in range(0, lanes, size):
-        rows = slice(start, start + size)
-        share = replace(
-            problem,
-            tolerance=problem.tolerance[rows],
-            first=None if problem.first is None else problem.first[rows],
+    def __init__(self, job: SolveContext, context: State, parameters: State) -> None:
+        self.job, self.context, self.parameters = job, context, parameters
+        sources = (*context, *parameters)
+        self.collected = [torch.zeros_like(s) if s.requires_grad else None for s in sources]
+
+    def leaves(self, state: State, like: State) -> State:
+        """Copies of tensors that autograd can stop at, where the originals ask for a gradient."""
+        return tuple(
+            s.detach().requires_grad_(o.requires_grad) for s, o in zip(state, like, strict=True)
         )
-        own, given = (tuple(part[rows] for part in group) for group in (y, context))
-        arrivals.append(March(share, own, given).run())
-    state = tuple(torch.cat(parts) for parts in zip(*(a.state for a in arrivals), strict=True))
-    counts = (f.name for f in fields(Arrival) if f.name != "state")
-    return Arrival(state, *(np.concatenate([getattr(a, n) for a in arrivals]) for n in counts))
+
+    def record(
+        self, t: Tensor, y: State, context: State, field: Field | None = None
+    ) -> tuple[State, State]:
+        """The field at ``y`` with its graph: the leaves and the slopes."""
+        with torch.enable_grad():
+            leaves = tuple(part.detach().requires_grad_() for part in y)
+            return leaves, (field or self.job.field)(t, leaves, context)
+
+    def product(
+        self, slopes: State, cotangent: State, leaves: State, sources: Sequence[Tensor]
+    ) -> tuple[State, list[Tensor | None]]:
+        """Products with respect to the leaves (zero where unused) and to the sources."""
+        live = [(s, c) for s, c in zip(slopes, cotangent, strict=True) if s.requires_grad]
+        wanted = [*leaves, *(source for source in sources if source.requires_grad)]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if live and wanted:
+            outputs, grad_outputs = zip(*live, strict=True)
+            found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
+        given = iter(found[len(leaves) :])
+        pulled = [
+            torch.zeros_like(leaf) if g is None else g
+            for leaf, g in zip(leaves, found[: len(leaves)], strict=True)
+        ]
+
+        return tuple(pulled), [next(given) if source.requires_grad else None for source in sources]
+
+    def collect(self, rows: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients of the sources; those of the context belong to some rows only."""
+        for i, (total, gradient) in enumerate(zip(self.collected, gradients, strict=True)):
+            if total is None or gradient is None:
+                continue
+            if rows is not None and i < self.job.contexts:
+                total.index_add_(0, rows.to(total.device), gradient)
+            else:
+                total.add_(gradient)
+
+    def through(
+        self,
+        step: Step,
+        before: Tensor,
+        increments: Tensor,
+        cotangent: State,
+        layout: Layout,
+        inside: Tensor | None = None,
+    ) -> State:
+        """Pull the cotangent of a step's result back to the state before it.
+
+        Arguments:
+            step: The step.
+            before: Flat state before it, ``(N,)``.
+            increments: Those of all stages but the last that counts, ``(stages - 1, N)``.
+            cotangent: Of its result.
+            layout: Form of the state.
+            inside: Cotangents of the increments of all stages from states inside the step,
+                ``(stages, N)``, where there are such.
+        """
+        job, table = self.job, self.job.table
+        times, scales = stage_times(table, step.t, step.h, layout, cotangent[0], job.individual)
+        context = self.leaves(rows_of(self.context, step.rows), self.context)
+        count = table.result_stages if inside is None else table.stages
+        self.job.count(step.rows, count)
+
+        flat = layout.flatten(cotangent)
+        pulled = Increments(layout, count, flat)  # the products mu, of the last stage first
+        for i in reversed(range(count)):
+            done = count - 1 - i
+            weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
+            own = flat * table.b[i] if inside is None else flat * table.b[i] + inside[i]
+            kappa = layout.parts(pulled.add_to(own, weights))
+            stage = layout.parts(add_rows(before, increments, table.a[i]))
+            leaves, outputs = self.record(times[i], stage, context, job.field_of(i))
+            scaled = tuple(part * h for part, h in zip(kappa, scales, strict=True))
+            products, gradients = self.product(
+                outputs, scaled, leaves, [*context, *self.parameters]
+            )
+            pulled.put(done, products)
+            self.collect(step.rows, gradients)
+
+        return layout.parts(pulled.add_to(flat, [1.0] * count))
+
+
+def differentiable(context: SolveContext, tensors: Sequence[Tensor], gradient: str) -> State:
+    """Final state, differentiable by ``checkpoint`` or ``adjoint``; ``context.result`` has the
+    rest.
+    """
+    function = _Checkpoint if gradient == "checkpoint" else _Adjoint
+    return tuple(function.apply(context, *tensors))
 
 
 class _Checkpoint(torch.autograd.Function):
@@ -93,15 +182,15 @@ class _Checkpoint(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
+    def forward(ctx: Any, job: SolveContext, *tensors: Tensor) -> State:  # noqa: ANN401
         y, context, _ = job.split(tensors)
-        needed = job.problem.table.result_stages - 1
+        needed = job.table.result_stages - 1
         trail: list[tuple[Step, Tensor, Tensor]] = []
 
         def remember(step: Step, before: Tensor, increments: Tensor, _: State) -> None:
             trail.append((step, before, increments[:needed].clone()))
 
-        final = job.finish(March(job.problem, y, context, remember).run(), y)
+        final = job.finish(Integrator(job, y, context, remember).run(), y)
         ctx.job, ctx.steps, ctx.layout = job, [step for step, *_ in trail], Layout(y)
         # saved the regular way, so that autograd frees them after use and refuses tensors that were
         # changed in place meanwhile
@@ -111,7 +200,7 @@ class _Checkpoint(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        job: Job = ctx.job
+        job: SolveContext = ctx.job
         saved = ctx.saved_tensors
         sources = len(saved) - 2 * len(ctx.steps)
         befores, increments = saved[sources::2], saved[sources + 1 :: 2]
@@ -135,9 +224,9 @@ class _Adjoint(torch.autograd.Function):
     """Only the final state is kept; the cotangent is solved for backward in time."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: Tensor) -> State:  # noqa: ANN401
+    def forward(ctx: Any, job: SolveContext, *tensors: Tensor) -> State:  # noqa: ANN401
         y, context, _ = job.split(tensors)
-        final = job.finish(March(job.problem, y, context).run(), y)
+        final = job.finish(Integrator(job, y, context).run(), y)
         ctx.job = job
         ctx.save_for_backward(*tensors[job.parts :], *final)
         return final
@@ -145,7 +234,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        job: Job = ctx.job
+        job: SolveContext = ctx.job
         sources, final = ctx.saved_tensors[: -job.parts], ctx.saved_tensors[-job.parts :]
         context, parameters = sources[: job.contexts], sources[job.contexts :]
         system = AdjointSystem(job, context, parameters)
@@ -155,52 +244,47 @@ class _Adjoint(torch.autograd.Function):
         return None, *cotangent, *collected
 
 
-def answered(job: Job, cotangents: State) -> State:
+def answered(job: SolveContext, cotangents: State) -> State:
     """A copy of the cotangents, zero for samples whose solve failed: their answer is NaN whatever
     the input.
     """
-    assert job.arrival is not None
-    failed = torch.from_numpy(np.flatnonzero(job.arrival.status != Status.DONE))
-    if len(failed) and not job.problem.individual:
+    assert job.result is not None
+    failed = torch.from_numpy(np.flatnonzero(job.result.status != Status.DONE))
+    if len(failed) and not job.individual:
         return tuple(torch.zeros_like(c) for c in cotangents)
     return tuple(c.index_fill(0, failed.to(c.device), 0.0) for c in cotangents)
 
 
 class AdjointSystem:
     r"""The backward system of a solve: states, their cotangents, and gradients of the sources as
-    passengers.
+    auxiliary integrals.
 
     The parts are ordered ``(y, a | y', a', g)``: controlled states and cotangents first, then those
-    of the forward solve's own passengers, then the gradients of the context and, under shared
-    stepping, of the parameters.
+    of the forward solve's own auxiliary integrals, then the gradients of the context and, under
+    shared stepping, of the parameters.
     """
 
-    def __init__(self, job: Job, context: State, parameters: State) -> None:
-        self.job, self.problem, self.context, self.parameters = (
-            job,
-            job.problem,
-            context,
-            parameters,
-        )
+    def __init__(self, job: SolveContext, context: State, parameters: State) -> None:
+        self.job, self.context, self.parameters = job, context, parameters
         self.pull = Pull(job, context, parameters)
-        assert job.arrival is not None
-        self.done = np.flatnonzero(job.arrival.status == Status.DONE)
-        self.rows = torch.from_numpy(self.done) if self.problem.individual else None
+        assert job.result is not None
+        self.done = np.flatnonzero(job.result.status == Status.DONE)
+        self.rows = torch.from_numpy(self.done) if self.job.individual else None
         sources = self.sources(context)
         self.live = [i for i, source in enumerate(sources) if source.requires_grad]
 
     def sources(self, context: State) -> State:
-        """What has its gradient among the passengers."""
-        return context if self.problem.individual else (*context, *self.parameters)
+        """What has its gradient among the auxiliary integrals."""
+        return context if self.job.individual else (*context, *self.parameters)
 
     def pack(self, y: State, a: State, gradients: Sequence[Tensor]) -> State:
         """Parts in the order of the system."""
-        count = self.problem.controlled
+        count = self.job.controlled
         return (*y[:count], *a[:count], *y[count:], *a[count:], *gradients)
 
     def unpack(self, state: State) -> tuple[State, State, State]:
         """States, cotangents and gradients."""
-        count, parts = self.problem.controlled, self.job.parts
+        count, parts = self.job.controlled, self.job.parts
         y = (*state[:count], *state[2 * count : parts + count])
         a = (*state[count : 2 * count], *state[parts + count : 2 * parts])
         return y, a, state[2 * parts :]
@@ -223,7 +307,7 @@ class AdjointSystem:
         step.
         """
         assert self.rows is not None and step.rows is not None
-        table, layout = self.problem.table, self.layout.resized(len(step.rows))
+        table, layout = self.job.table, self.layout.resized(len(step.rows))
         like = layout.parts(before)[0]
         times, steps = stage_times(table, step.t, step.h, layout, like, True)
         _, scales, _ = self.unpack(tuple(steps))
@@ -239,17 +323,17 @@ class AdjointSystem:
 
     def solve(self, final: State, cotangents: State) -> tuple[State, list[Tensor | None]]:
         """Cotangent of the initial state, and gradients of context and parameters."""
-        problem, rows, pull = self.problem, self.rows, self.pull
+        job, rows, pull = self.job, self.rows, self.pull
         if not len(self.done):
             return tuple(torch.zeros_like(c) for c in cotangents), pull.collected
 
         backward = replace(
-            problem,
+            job,
             field=self.dynamics,
-            start=problem.end,
-            end=problem.start,
-            tolerance=problem.tolerance[self.done],
-            controlled=2 * problem.controlled,
+            start=job.end,
+            end=job.start,
+            tolerance=job.tolerance[self.done],
+            controlled=2 * job.controlled,
             first=None,
             drift=None,
         )
@@ -257,12 +341,12 @@ class AdjointSystem:
         gradients = [torch.zeros_like(self.sources(context)[i]) for i in self.live]
         state = self.pack(rows_of(final, rows), rows_of(cotangents, rows), gradients)
         self.layout = Layout(state)
-        listener = self.integrate if problem.individual and self.parameters else None
-        arrival = March(backward, state, context, listener).run()
-        self.job.count(rows, torch.from_numpy(arrival.evaluations))
-        check_adjoint(arrival)
+        listener = self.integrate if job.individual and self.parameters else None
+        result = Integrator(backward, state, context, listener).run()
+        self.job.count(rows, torch.from_numpy(result.evaluations))
+        check_adjoint(result)
 
-        _, initial, grown = self.unpack(arrival.state)
+        _, initial, grown = self.unpack(result.state)
         for place, gradient in zip(self.live, grown, strict=True):
             pull.collect(
                 rows, [gradient if i == place else None for i in range(len(pull.collected))]
@@ -277,12 +361,12 @@ class AdjointError(RuntimeError):
     """A gradient could not be solved for."""
 
 
-def check_adjoint(arrival: Arrival) -> None:
+def check_adjoint(result: Result) -> None:
     """A gradient that could not be solved for is an error: there is no status to carry it."""
-    failed: Array = arrival.status != Status.DONE
+    failed: Array = result.status != Status.DONE
     if failed.any():
-        status = Status(int(arrival.status[failed][0]))
+        status = Status(int(result.status[failed][0]))
         raise AdjointError(
             f"the adjoint solve of {int(failed.sum())} of {len(failed)} failed at time "
-            f"{float(arrival.time[failed][0]):.4g}: {status.advice}, or use gradient='checkpoint'"
+            f"{float(result.time[failed][0]):.4g}: {status.advice}, or use gradient='checkpoint'"
         )

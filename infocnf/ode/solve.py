@@ -12,29 +12,91 @@ tensor(True)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from infocnf.ode.checks import (
-    check_choices,
-    check_context,
-    check_interval,
-    check_positive,
-    check_state,
-    check_steps,
-)
 from infocnf.ode.controller import State
-from infocnf.ode.gradients import run
-from infocnf.ode.problem import Arrival, Problem, Status
-from infocnf.ode.pullback import Job
-from infocnf.ode.steps import Field
-from infocnf.ode.tableaus import tableau
+from infocnf.ode.gradients import differentiable
+from infocnf.ode.integrate import SolveContext, Status, integrate
+from infocnf.ode.step import Field
+from infocnf.ode.tableaus import Tableau, tableau
 
-__all__ = ["Solution", "SolveError", "Stats", "Status", "solve"]
+__all__ = [
+    "GRADIENTS",
+    "STEPPINGS",
+    "Solution",
+    "SolveError",
+    "SolverOptions",
+    "Stats",
+    "Status",
+    "set_aside",
+    "solve",
+]
+
+Found = TypeVar("Found")
+STEPPINGS = ("shared", "individual")
+GRADIENTS = ("backprop", "checkpoint", "adjoint")
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """How initial value problems are solved; checked when it is made.
+
+    Arguments:
+        method: Adaptive ``dopri5``, ``tsit5``, ``bosh3``, ``heun``; with given ``steps``:
+            ``euler``, ``midpoint``, ``rk4``.
+        stepping: ``shared``, one step size for the batch, or ``individual``, one for each sample.
+        gradient: ``backprop``, ``checkpoint`` or ``adjoint``; see :mod:`infocnf.ode.gradients`.
+        steps: Number of equal steps, for methods without error estimate only.
+        max_steps: Attempted steps after which a sample is given up.
+
+    Attributes:
+        table: Coefficients of the method.
+    """
+
+    method: str = "dopri5"
+    stepping: str = "shared"
+    gradient: str = "checkpoint"
+    steps: int | None = None
+    max_steps: int = 4096
+    table: Tableau = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.stepping not in STEPPINGS:
+            raise ValueError(
+                f"stepping must be one of {', '.join(STEPPINGS)}, got {self.stepping!r}"
+            )
+        if self.gradient not in GRADIENTS:
+            raise ValueError(
+                f"gradient must be one of {', '.join(GRADIENTS)}, got {self.gradient!r}"
+            )
+        object.__setattr__(self, "table", tableau(self.method))
+        if self.adaptive and self.steps is not None:
+            raise ValueError(
+                f"{self.method} chooses its own steps: leave out steps={self.steps}, "
+                "or use euler, midpoint or rk4"
+            )
+        if not self.adaptive and not (self.steps and self.steps >= 1 and self.steps % 1 == 0):
+            raise ValueError(
+                f"{self.method} needs the number of steps, a positive integer, "
+                f"got steps={self.steps}"
+            )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are chosen by an estimate of their error."""
+        return self.table.adaptive
+
+    @property
+    def individual(self) -> bool:
+        """Whether each sample has steps of its own."""
+        return self.stepping == "individual"
 
 
 @dataclass(frozen=True)
@@ -111,142 +173,160 @@ def solve(
     interval: tuple[float, float],
     *,
     tolerance: float | Tensor = 1e-5,
-    method: str = "dopri5",
-    stepping: str = "shared",
-    gradient: str = "checkpoint",
-    steps: int | None = None,
+    options: SolverOptions | None = None,
     first_step: float | Tensor | None = None,
-    max_steps: int = 4096,
-    passengers: int = 0,
+    auxiliary: int = 0,
     context: Sequence[Tensor] = (),
     parameters: Iterable[Tensor] | None = None,
     drift: Callable[..., Tensor] | None = None,
+    **changes: Any,  # noqa: ANN401
 ) -> Solution:
     r"""Solve an initial value problem for a batch.
 
     Arguments:
         field: Called as ``field(t, state, *context)``, returns slopes in the form of the state.
             ``t`` has shape ``()`` under shared stepping and ``(batch,)`` under individual stepping,
-            where the batch is that of the samples still on their way. It must be smooth and
-            deterministic.
+            where the batch is that of the active samples. It must be smooth and deterministic.
         state: Initial state: a tensor, or several, of any shape with the batch first.
         interval: Initial and final time; backward when the final time comes first.
         tolerance: Absolute and relative tolerance; one for all, or ``(batch,)`` under individual
             stepping.
-        method: Adaptive ``dopri5``, ``tsit5``, ``bosh3``, ``heun``; with given ``steps``:
-            ``euler``, ``midpoint``, ``rk4``.
-        stepping: ``shared``, one step size for the batch, or ``individual``, one for each sample.
-        gradient: ``backprop``, ``checkpoint`` or ``adjoint``; see :mod:`infocnf.ode.gradients`.
-        steps: Number of equal steps, for methods without error estimate only.
+        options: Method, stepping, gradient and limits.
         first_step: First step to try, one for all or ``(batch,)`` under individual stepping;
             estimated by Hairer's rule when None.
-        max_steps: Attempted steps after which a sample is given up.
-        passengers: Number of trailing tensors of the state that ride along outside the error norm.
-        context: Tensors the field needs, one row per sample, handed to it for the samples still on
-            their way.
+        auxiliary: Number of trailing tensors of the state that are integrated outside the error
+            norm.
+        context: Tensors the field needs, one row per sample, handed to it for the active samples.
         parameters: Tensors whose gradients are wanted; those of ``field`` when it is a module.
         drift: Where all tensors of the state but the first are integrals that the field does not
-            read: called as ``drift(t, state[0])``, the slopes of the first alone. Stages without
-            weight in the result take it, which saves the others' slopes.
+            read: called as ``drift(t, state[0], *context)``, the slopes of the first alone. Stages
+            without weight in the result take it, which saves the others' slopes.
+        changes: Single options by name, such as ``method="tsit5"``.
     """
+    chosen = replace(options or SolverOptions(), **changes)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
-    job, sources = make_job(
+    job, sources = prepare(
         field,
         state,
         interval,
+        chosen,
         tolerance=tolerance,
-        method=method,
-        stepping=stepping,
-        gradient=gradient,
-        steps=steps,
         first_step=first_step,
-        max_steps=max_steps,
-        passengers=passengers,
+        auxiliary=auxiliary,
         context=context,
         parameters=parameters,
         drift=drift,
     )
-    final = run(job, y, tuple(context), sources, gradient)
-    assert job.arrival is not None
-    result = final[0] if isinstance(state, Tensor) else final
+    tensors, grad = (*y, *context, *sources), torch.is_grad_enabled()
+    if chosen.gradient != "backprop" and grad and any(part.requires_grad for part in tensors):
+        final = differentiable(job, tensors, chosen.gradient)
+    else:
+        recorded = grad and chosen.gradient == "backprop"  # also of tensors nobody named
+        with torch.set_grad_enabled(recorded):
+            final = job.finish(integrate(job, y, tuple(context), in_shares=not recorded))
 
-    return account(job.arrival, result, job.backward, stepping == "individual")
+    return account(job, final[0] if isinstance(state, Tensor) else final)
 
 
-def make_job(
+def set_aside(
+    attempt: Callable[[Tensor, str | None], Found],
+    count: int,
+    losses: Callable[[Any], Tensor] | None = None,
+) -> tuple[Found | None, Tensor]:
+    """What an attempt finds for those samples that can be solved, and which they are; None where
+    there are none.
+
+    Arguments:
+        attempt: Called with the positions of samples and a stepping, None for the usual one.
+        count: Number of samples.
+        losses: A number for each sample of what was found, which must be finite.
+    """
+    kept, stepping = torch.arange(count), None
+    while len(kept):
+        try:
+            found = attempt(kept, stepping)
+            finite = torch.ones(1) if losses is None else losses(found).detach().isfinite().cpu()
+            if finite.all():
+                return found, kept
+            kept = kept[finite]
+        except SolveError as error:
+            done = error.solution.done.cpu()
+            # under shared steps one sample fails all: solve each on its own to see which
+            if done.ndim:
+                kept = kept[done]
+            stepping = "individual"
+    return None, kept
+
+
+def prepare(
     field: Callable[..., Tensor | State],
     state: Tensor | Sequence[Tensor],
     interval: tuple[float, float],
+    options: SolverOptions,
     *,
     tolerance: float | Tensor,
-    method: str,
-    stepping: str,
-    gradient: str,
-    steps: int | None,
     first_step: float | Tensor | None,
-    max_steps: int,
-    passengers: int,
     context: Sequence[Tensor],
     parameters: Iterable[Tensor] | None,
-    drift: Callable[..., Tensor] | None,
-) -> tuple[Job, State]:
+    auxiliary: int = 0,
+    drift: Callable[..., Tensor] | None = None,
+) -> tuple[SolveContext, State]:
     """What :func:`solve` was asked for, checked, and the tensors whose gradients are wanted."""
     single = isinstance(state, Tensor)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
-    individual = check_choices(stepping, gradient)
-    check_state(y, passengers, individual)
+    individual = options.individual
+    check_state(y, auxiliary, individual)
     check_context(context, len(y[0]) if individual else None)
-    table = tableau(method)
     start, end = check_interval(interval)
-    check_steps(method, table.adaptive, steps)
-    lanes = len(y[0]) if individual else 1
+    samples = len(y[0]) if individual else 1
 
     named = field_parameters(field) if parameters is None else parameters
     sources = tuple({id(tensor): tensor for tensor in named}.values())  # each once
     normal = normal_form(field, single, y)
-    if gradient != "backprop" and torch.is_grad_enabled():
+    if options.gradient != "backprop" and torch.is_grad_enabled():
         normal = refuse_hidden_gradients(normal, sources)
-    problem = Problem(
+    job = SolveContext(
         field=normal,
-        table=table,
+        table=options.table,
         start=start,
         end=end,
-        tolerance=check_positive("tolerance", tolerance, lanes, individual),
+        tolerance=check_positive("tolerance", tolerance, samples, individual),
         individual=individual,
-        controlled=len(y) - passengers,
-        max_steps=max_steps,
-        steps=steps or 0,
+        controlled=len(y) - auxiliary,
+        max_steps=options.max_steps,
+        steps=options.steps or 0,
         first=first_step
         if first_step is None
-        else check_positive("first_step", first_step, lanes, individual),
+        else check_positive("first_step", first_step, samples, individual),
         drift=None if drift is None else normal_form(first_alone(drift), single, y),
+        parts=len(y),
+        contexts=len(context),
+        backward=torch.zeros(samples, dtype=torch.int64),
     )
-    job = Job(problem, len(y), len(context), torch.zeros(lanes, dtype=torch.int64))
     return job, sources
 
 
-def account(
-    arrival: Arrival, state: Tensor | State, backward: Tensor, individual: bool
-) -> Solution:
+def account(job: SolveContext, state: Tensor | State) -> Solution:
     """The solution as the user sees it."""
+    result, individual = job.result, job.individual
+    assert result is not None
 
     def public(values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
         return tensor if individual else tensor.reshape(())
 
-    proposals = arrival.proposal[np.isfinite(arrival.proposal)]
+    proposals = result.proposal[np.isfinite(result.proposal)]
     stats = Stats(
-        forward=public(arrival.evaluations),
-        backward=backward
-        if individual
-        else backward.reshape(()),  # a view: the backward pass fills it in
-        accepted=public(arrival.accepted),
-        rejected=public(arrival.rejected),
+        forward=public(result.evaluations),
+        # a view: the backward pass fills it in
+        backward=job.backward if individual else job.backward.reshape(()),
+        accepted=public(result.accepted),
+        rejected=public(result.rejected),
     )
     return Solution(
         state=state,
-        time=public(arrival.time),
-        status=public(arrival.status),
+        time=public(result.time),
+        status=public(result.status),
         stats=stats,
         first_step=float(np.median(proposals)) if len(proposals) else float("nan"),
     )
@@ -285,8 +365,8 @@ def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) ->
 def first_alone(drift: Callable[..., Tensor]) -> Callable[..., State]:
     """A field that gives the slopes of the first tensor, and zeros for the integrals."""
 
-    def field(t: Tensor, state: State, *_: Tensor) -> State:
-        return drift(t, state[0]), *(torch.zeros_like(part) for part in state[1:])
+    def field(t: Tensor, state: State, *context: Tensor) -> State:
+        return drift(t, state[0], *context), *(torch.zeros_like(part) for part in state[1:])
 
     return field
 
@@ -352,3 +432,50 @@ def field_parameters(field: object) -> State:
         return field_parameters(field.func)
     owner = getattr(field, "__self__", field)
     return tuple(owner.parameters()) if isinstance(owner, nn.Module) else ()
+
+
+def check_state(y: State, auxiliary: int, by_row: bool) -> None:
+    """Refuse what cannot be integrated."""
+    if not y or not 0 <= auxiliary < len(y):
+        raise ValueError(
+            f"a state of {len(y)} tensors cannot have {auxiliary} auxiliary integrals: "
+            "one must be controlled"
+        )
+    for part in y:
+        if not part.is_floating_point():
+            raise ValueError(f"the state must be of a floating-point type, got {part.dtype}")
+    if by_row and len({part.shape[:1] for part in y}) != 1:
+        raise ValueError(
+            f"tensors of the state differ in batch size: {[tuple(part.shape) for part in y]}"
+        )
+    if by_row and not y[0].ndim:
+        raise ValueError("individual stepping needs a batch dimension, got a state of shape ()")
+
+
+def check_context(context: Sequence[Tensor], batch: int | None) -> None:
+    """Under individual stepping each sample needs a row of every context tensor."""
+    for tensor in context:
+        if batch is not None and tuple(tensor.shape[:1]) != (batch,):
+            raise ValueError(f"context must have {batch} rows, got shape {tuple(tensor.shape)}")
+
+
+def check_interval(interval: tuple[float, float]) -> tuple[float, float]:
+    """Initial and final time, finite."""
+    start, end = (float(time) for time in interval)
+    if not (np.isfinite(start) and np.isfinite(end)):
+        raise ValueError(f"the interval must be finite, got {(start, end)}")
+    return start, end
+
+
+def check_positive(
+    name: str, value: float | Tensor, samples: int, individual: bool
+) -> NDArray[np.float64]:
+    """A positive number for each sample, given as one for all or one for each sample."""
+    values = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    values = values.astype(np.float64)
+    if values.ndim and not (individual and values.shape == (samples,)):
+        needed = f"() or ({samples},)" if individual else "() under shared stepping"
+        raise ValueError(f"{name} must have shape {needed}, got {values.shape}")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"{name} must be positive and finite, got {values.min()}")
+    return np.broadcast_to(values, (samples,))

@@ -168,26 +168,28 @@ def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
     long = max(map(len, classes)) > 3
     axes.set_xticks(ticks, classes, rotation=60 if long else 0, ha="right" if long else "center")
     axes.set_yticks(ticks, classes)
-    axes.set_xlabel("answer")
+    axes.set_xlabel("predicted")
     axes.set_ylabel("truth")
     axes.set_title("Which class is taken for which", fontsize=11, loc="left")
     return png(figure)
 
 
 def reliability(rows: Sequence[Sequence[float]]) -> bytes:
-    """How often answers are right against how sure they were; dots are as large as their bins."""
+    """How often predictions are right against how sure they were; dots as large as their bins."""
     confidence, right, count = np.array(rows).T
     figure = Figure(figsize=(3.8, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     axes.scatter(confidence, right, s=20 + 180 * count / count.sum(), color=BLUE, alpha=0.7)
     axes.plot(confidence, right, color=BLUE, lw=1)
-    tidy(axes, "Are probabilities what they say?", "probability of the answer", "share of right")
+    tidy(
+        axes, "Are probabilities what they say?", "probability of the prediction", "share of right"
+    )
     return png(figure)
 
 
 def areas(table: Mapping[str, Mapping[str, float]]) -> bytes:
-    """Areas under ROC curves by kind of strange example and score: blue is told apart, red is
+    """Areas under ROC curves by kind of outlier and score: blue is told apart, red is
     mistaken for usual.
     """
     kinds, scores = list(table), list(next(iter(table.values())))

@@ -14,12 +14,12 @@ import torch
 
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
-from infocnf.evaluation.certificate import LARGEST_ERROR
+from infocnf.evaluation.likelihood import LARGEST_ERROR
 from infocnf.files import write
-from infocnf.models import InfoCNF, LatentODE
+from infocnf.models import InfoCNF, LatentODE, PartitionedModel
 from infocnf.reports import figures, series
 from infocnf.reports.samples import class_grid, counterfactual_grid, draw_samples, main_factor
-from infocnf.training import Run
+from infocnf.runs import Run
 
 __all__ = ["read_metrics", "write_report"]
 
@@ -64,6 +64,7 @@ def write_report(run: Run) -> Path:
     if isinstance(model, LatentODE):
         parts = series_parts(model, data, run.preparation, rows)
     else:
+        assert isinstance(model, InfoCNF)
         parts = [*pictures_of(model, data, run.preparation), progress(rows)]
     if evaluation:
         parts += [*mistakes(evaluation, data), *trust(evaluation)]
@@ -74,7 +75,7 @@ def write_report(run: Run) -> Path:
         summary=summary(model, data, len(rows)),
         run=run.folder,
         evaluation=evaluation,
-        figures=headline_of(model)(evaluation) if evaluation else [],
+        metrics=headline_of(model)(evaluation) if evaluation else [],
         warnings=warnings_of(evaluation) if evaluation and isinstance(model, InfoCNF) else [],
         sections=parts,
         table=last_rows(rows),
@@ -87,13 +88,13 @@ def write_report(run: Run) -> Path:
 
 
 def last_rows(rows: list[dict[str, float | None]]) -> dict[str, Any]:
-    """The end of the figures of training, in those columns that it has."""
+    """The end of the metrics of training, in those columns that it has."""
     last = rows[-8:]
     names = [name for name in SHOWN if any(row.get(name) is not None for row in last)]
     return {"names": names, "rows": [[cell(row[name]) for name in names] for row in last]}
 
 
-def kind(model: InfoCNF | LatentODE) -> str:
+def kind(model: PartitionedModel) -> str:
     """The paper's name of a model."""
     if isinstance(model, LatentODE):
         return "Partitioned latent ODE" if model.code.heads else "Latent ODE"
@@ -101,7 +102,7 @@ def kind(model: InfoCNF | LatentODE) -> str:
     return "CNF" if not supervised else "CCNF" if not unsupervised else "InfoCNF"
 
 
-def summary(model: InfoCNF | LatentODE, data: Dataset, epochs: int) -> str:
+def summary(model: PartitionedModel, data: Dataset, epochs: int) -> str:
     """What the run is, in a sentence."""
     parameters = sum(p.numel() for p in model.parameters())
     sizes = {part: len(indices) for part, indices in data.parts.items()}
@@ -112,7 +113,7 @@ def summary(model: InfoCNF | LatentODE, data: Dataset, epochs: int) -> str:
     )
 
 
-def blocks_in_words(model: InfoCNF | LatentODE) -> str:
+def blocks_in_words(model: PartitionedModel) -> str:
     """How many continuous blocks there are."""
     count = len(model.blocks)
     return "one continuous block" if count == 1 else f"{count} continuous blocks"
@@ -135,14 +136,14 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
 
 
 def headline_of(
-    model: InfoCNF | LatentODE,
+    model: PartitionedModel,
 ) -> Callable[[Mapping[str, Any]], list[dict[str, str]]]:
-    """What makes the figures everyone looks for."""
+    """What makes the metrics everyone looks for."""
     return series_headline if isinstance(model, LatentODE) else headline
 
 
 def series_headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The figures of series."""
+    """The metrics of series."""
     against = "the truth" if evaluation["truth"] else "observations"
     found = [
         (f"rmse within the window, against {against}", evaluation["rmse_fit"], "{:.3f}"),
@@ -177,12 +178,12 @@ def series_parts(
     )
     return [
         Part("Trajectories", text, [series.draw_trajectories(model, data, preparation)]),
-        Part("Training", "Figures of each epoch.", [series.series_curves(rows)]),
+        Part("Training", "Metrics of each epoch.", [series.series_curves(rows)]),
     ]
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The figures everyone looks for."""
+    """The metrics everyone looks for."""
     one_step, cheap = evaluation.get("one_step", {}), evaluation.get("within_budget", {})
     read = preferred(evaluation)
     once, flow = one_step.get("error_percent"), evaluation["error_percent"]
@@ -191,7 +192,7 @@ def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
         ("test error" if once is None else "test error, read through the flow", flow, "{:.2f} %"),
     ]
     found = [
-        *(errors if evaluation.get("read") == "one_step" else errors[::-1]),
+        *(errors if evaluation.get("readout") == "one_step" else errors[::-1]),
         ("bits per dimension, labels given", evaluation["bits_per_dim"], "{:.3f}"),
         ("bits per dimension, over all labels", evaluation["bits_per_dim_marginal"], "{:.3f}"),
         ("numerical error, bits/dim", evaluation["numerical_error_bits_per_dim"], "{:.1e}"),
@@ -203,13 +204,13 @@ def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def preferred(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of labels, read in the way that the model's predictions do."""
-    found = evaluation["one_step"] if evaluation.get("read") == "one_step" else evaluation
+    """The metrics of labels, read in the way that the model's predictions do."""
+    found = evaluation["one_step"] if evaluation.get("readout") == "one_step" else evaluation
     return cast("Mapping[str, Any]", found)
 
 
 def warnings_of(evaluation: Mapping[str, Any]) -> list[str]:
-    """What a reader must know about these figures."""
+    """What a reader must know about these metrics."""
     error = evaluation["numerical_error_bits_per_dim"]
     if error <= LARGEST_ERROR:
         return []
@@ -263,16 +264,15 @@ def plots_of_rows(model: InfoCNF, data: Dataset, preparation: Preparation) -> li
         return [Part("Samples", text, [figures.scatter(panels, columns)])]
     low, high = raw.min(), raw.max()
     x = np.linspace(low - 0.2 * (high - low), high + 0.2 * (high - low), 600)
-    dtype = next(model.flow.parameters()).dtype
     with torch.no_grad():
-        values = model.log_prob(preparation(torch.from_numpy(x[:, None]), dtype))
+        values = model.log_prob(preparation(torch.from_numpy(x[:, None]), model.dtype))
     learned = (values.double() - preparation.log_scale).exp().cpu().numpy()
     return [Part("Density", "Learned from the data.", [figures.density(x, learned, raw[:, 0])])]
 
 
 def progress(rows: list[dict[str, float | None]]) -> Part:
     """How training went."""
-    text = "Training figures are those of each epoch's steps, at the tolerances of training."
+    text = "Training metrics are those of each epoch's steps, at the tolerances of training."
     if "train_matching" in rows[0]:
         text += (
             " Epochs of matching have a loss of their own, read labels in one step and see no "
@@ -286,7 +286,7 @@ def progress(rows: list[dict[str, float | None]]) -> Part:
 
 def mistakes(evaluation: Mapping[str, Any], data: Dataset) -> list[Part]:
     """Which classes are mistaken for which."""
-    how = "in one step" if evaluation.get("read") == "one_step" else "through the flow"
+    how = "in one step" if evaluation.get("readout") == "one_step" else "through the flow"
     text = "Numbers of test examples" + (f", read {how}." if evaluation.get("one_step") else ".")
     return [
         Part(f"Mistakes in {name}", text, [figures.confusion(matrix, classes)])
@@ -304,11 +304,11 @@ def trust(evaluation: Mapping[str, Any]) -> list[Part]:
     table = evaluation.get("outliers")
     if table:
         text = (
-            "Area under the ROC curve by which a score tells strange examples from test examples: "
+            "Area under the ROC curve by which a score tells outliers from test examples: "
             "1 is perfect, 0.5 is guessing, less is worse than guessing. The likelihood alone "
-            "takes simple examples for usual ones."
+            "takes simple outliers for usual examples."
         )
-        parts.append(Part("Strange examples", text, [figures.areas(table)]))
+        parts.append(Part("Outliers", text, [figures.areas(table)]))
     return parts
 
 

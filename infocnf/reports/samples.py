@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
-from infocnf.models import Categorical, InfoCNF, LatentODE
+from infocnf.models import Categorical, InfoCNF, LatentODE, PartitionedModel
 
-__all__ = ["Grid", "class_grid", "counterfactual_grid", "draw_samples", "main_factor"]
+__all__ = [
+    "Grid",
+    "class_grid",
+    "counterfactual_grid",
+    "draw_samples",
+    "draw_series",
+    "main_factor",
+]
 
 
 AT_ONCE = 1000  # samples solved at a time
+TIMES = 100  # of a series that is drawn
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,21 @@ class Grid:
     columns: tuple[str, ...] = ()
 
 
-def main_factor(model: InfoCNF | LatentODE) -> str | None:
+def main_factor(model: PartitionedModel) -> str | None:
     """The first label that has classes, by which samples are arranged."""
     names = [n for n in model.code.heads if isinstance(model.factors[n], Categorical)]
     return names[0] if names else None
+
+
+def turns(model: PartitionedModel, count: int, label: int | None) -> dict[str, Tensor] | None:
+    """Labels of one class, or of classes in turn; None of a model that has no classes."""
+    name = main_factor(model)
+    if name is None:
+        return None
+    factor = model.factors[name]
+    assert isinstance(factor, Categorical)
+    turn = torch.arange(count) % factor.classes
+    return {name: turn if label is None else torch.full((count,), label)}
 
 
 def draw_samples(
@@ -40,26 +59,48 @@ def draw_samples(
     label: int | None = None,
     *,
     temperature: float = 1.0,
-    tolerance: float = 1e-5,
+    tolerance: float | None = None,
     seed: int = 0,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """Samples in the units of the data, ``(count, ...)``: of one class, or of classes in turn."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    name = main_factor(model)
-    labels = None
-    if name is not None:
-        factor = model.factors[name]
-        assert isinstance(factor, Categorical)
-        turn = torch.arange(count) % factor.classes
-        labels = turn if label is None else torch.full((count,), label)
+    labels = turns(model, count, label)
     parts = []
     for chosen in torch.arange(count).split(AT_ONCE):
-        y = None if labels is None or name is None else {name: labels[chosen]}
+        y = None if labels is None else {name: values[chosen] for name, values in labels.items()}
         x = model.sample(len(chosen), y, temperature, tolerance=tolerance, generator=generator)
         parts.append(preparation.restore(x))
         progress(len(chosen))
     return torch.cat(parts)
+
+
+def draw_series(
+    model: LatentODE,
+    preparation: Preparation,
+    count: int,
+    label: int | None = None,
+    *,
+    span: float,
+    temperature: float = 1.0,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Tensor:
+    """Series without noise over a span of time, ``(count, times, 1 + channels)``, in the units of
+    the data: of one class, or of classes in turn.
+    """
+    times = torch.linspace(0.0, float(span), TIMES, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    found = model.sample(
+        count,
+        times / preparation.scale[0],
+        turns(model, count, label),
+        temperature,
+        generator=generator,
+    )
+    values = preparation.restore(found)
+    progress(count)
+    return torch.cat([times.view(1, -1, 1).expand(count, -1, 1), values], 2)
 
 
 def class_grid(samples: Tensor, classes: Sequence[str], levels: int) -> Grid:
@@ -92,12 +133,12 @@ def counterfactual_grid(
     preparation: Preparation,
     raw: Tensor,
     classes: Mapping[str, Sequence[str]],
-    tolerance: float = 1e-5,
+    tolerance: float | None = None,
 ) -> Grid:
     """Examples as they are (first column) and as they would be with every label: same z_u."""
     name = main_factor(model)
     assert name is not None
-    x = preparation(raw, next(model.flow.parameters()).dtype)
+    x = preparation(raw, model.dtype)
     changed = [
         model.counterfactual(x, {name: torch.full((len(x),), i)}, tolerance=tolerance)
         for i in range(len(classes[name]))

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
 from infocnf.models import LatentODE
-from infocnf.ode.streams import NOISE, combine_seeds, draw_normal
+from infocnf.random import Stream, combine_seeds, draw_normal
 from infocnf.reports.figures import BLUE, GREEN, GREY, RED, Rows, plot, png, tidy
 
-__all__ = ["draw_drawn", "draw_trajectories", "plot_trajectories", "series_curves"]
+__all__ = ["draw_trajectories", "plot_series", "plot_trajectories", "series_curves"]
 
 MARGIN = 1.0  # how far beyond the window, in windows, where no truth says how far
 DRAWS = 5
@@ -133,7 +133,7 @@ def paths_of(
     grid = torch.linspace(-margin, 1.0 + margin, 301).to(prepared)
     times = grid * spans.unsqueeze(1)
     for draw in range(-1, DRAWS):
-        noise = draw_normal(combine_seeds(draw, seeds), posterior.mean, NOISE)
+        noise = draw_normal(combine_seeds(draw, seeds), posterior.mean, Stream.NOISE)
         z = posterior.mean if draw < 0 else posterior.draw(noise)
         values, _ = model.decode(model.code.merge(*model.split(z)), times, tolerance=tolerance)
         found.append(preparation.restore(values))
@@ -142,10 +142,9 @@ def paths_of(
     return list(zip(real, drawn, strict=True))
 
 
-def draw_drawn(
-    times: np.ndarray, values: np.ndarray, labels: Sequence[str], columns: Sequence[str]
-) -> bytes:
-    """Series that a model made ``(series, times, channels)``, coloured by label."""
+def plot_series(series: np.ndarray, labels: Sequence[str], columns: Sequence[str]) -> bytes:
+    """Series that a model made ``(series, times, 1 + channels)``, coloured by label."""
+    times, values = series[0, :, 0], series[..., 1:]
     flat = values.shape[2] == 2
     figure = Figure(figsize=(5, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -1,23 +1,34 @@
 """Policies that choose the error tolerance of each solve."""
 
 from infocnf.tolerances.budget import Budget
-from infocnf.tolerances.gaussian import Random
-from infocnf.tolerances.learned import Learned
-from infocnf.tolerances.policies import Choice, Fixed, PerBlock, Place, Policy, Schedule, Survey
-from infocnf.tolerances.registry import POLICIES, as_policy, policy_from_config
+from infocnf.tolerances.learned import Learned, Random
+from infocnf.tolerances.policies import (
+    POLICIES,
+    BlockShape,
+    Choice,
+    ErrorProbe,
+    Fixed,
+    PerBlock,
+    Policy,
+    Schedule,
+    as_policy,
+    policy_class,
+    policy_from_config,
+)
 
 __all__ = [
     "POLICIES",
+    "BlockShape",
     "Budget",
     "Choice",
+    "ErrorProbe",
     "Fixed",
     "Learned",
     "PerBlock",
-    "Place",
     "Policy",
     "Random",
     "Schedule",
-    "Survey",
     "as_policy",
+    "policy_class",
     "policy_from_config",
 ]

@@ -19,8 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infocnf.tolerances.feedback import MEASURED, Diary, log_ratio, measured
-from infocnf.tolerances.policies import Choice, Policy, Survey, check_bounds, check_start
+from infocnf.tolerances.policies import (
+    MEASURED,
+    Choice,
+    ErrorProbe,
+    MetricsLog,
+    Policy,
+    check_bounds,
+    check_start,
+    log_ratio,
+    measured,
+)
 
 __all__ = ["Budget"]
 
@@ -29,7 +38,7 @@ LARGEST_GAIN = 4.0  # twice the lowest order there is: beyond, heun would swing 
 LARGEST_CHANGE = 1.0  # of the logarithm, per step
 
 
-class Budget(Policy):
+class Budget(Policy, name="budget"):
     """One tolerance for all blocks, steered so that the forward evaluations per sample, or the
     error of log p, hold a target.
 
@@ -46,7 +55,7 @@ class Budget(Policy):
     """
 
     log_tolerance: Tensor
-    survey: Survey
+    probe: ErrorProbe
 
     def __init__(
         self,
@@ -72,8 +81,8 @@ class Budget(Policy):
         self.nfe, self.error, self.gain = nfe, error, float(gain)
         self.bounds = check_bounds(smallest, largest)
         self.start = check_start(start, self.bounds)
-        self.survey = Survey(reference, every, samples)
-        self.diary = None if error is None else Diary(self.survey)
+        self.probe = ErrorProbe(reference, every, samples)
+        self.log = None if error is None else MetricsLog(self.probe)
         first = torch.tensor(math.log(start), dtype=torch.float64)
         self.register_buffer("log_tolerance", first)
 
@@ -81,30 +90,30 @@ class Budget(Policy):
         return Choice(math.exp(self.log_tolerance))
 
     def begin_step(self, progress: float) -> None:
-        if self.diary is not None:
-            self.diary.begin_step()
+        if self.log is not None:
+            self.log.begin_step()
 
     @property
     def due(self) -> bool:
-        return self.diary is not None and self.diary.due
+        return self.log is not None and self.log.due
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        return () if self.diary is None else MEASURED
+    def metrics(self) -> tuple[str, ...]:
+        return () if self.log is None else MEASURED
 
-    def end_step(self, figures: Mapping[str, float]) -> None:
+    def end_step(self, metrics: Mapping[str, float]) -> None:
         change = 0.0
         if self.nfe is not None:
-            change = log_ratio(figures["forward"], self.nfe, LARGEST_CHANGE)
-        elif self.diary is not None and self.error is not None:
-            found = self.diary.end_step(figures)
+            change = log_ratio(metrics["forward"], self.nfe, LARGEST_CHANGE)
+        elif self.log is not None and self.error is not None:
+            found = self.log.end_step(metrics)
             if found is not None:
                 change = -log_ratio(found, self.error, ORDER * LARGEST_CHANGE) / ORDER
         self.log_tolerance += self.gain * change
         self.log_tolerance.clamp_(*(math.log(bound) for bound in self.bounds))
 
     def report(self, means: Mapping[str, float | None]) -> dict[str, float | None]:
-        return {} if self.diary is None else measured(means)
+        return {} if self.log is None else measured(means)
 
     def config(self) -> dict[str, Any]:
         target = {"nfe": self.nfe} if self.error is None else {"error": self.error}
@@ -116,5 +125,5 @@ class Budget(Policy):
             "gain": self.gain,
             "smallest": smallest,
             "largest": largest,
-            **asdict(self.survey),
+            **asdict(self.probe),
         }

@@ -12,6 +12,7 @@ inside: a sigmoid would let gates drift where they feel nothing any more. How ga
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,16 +21,140 @@ import torch
 from torch import Tensor, nn
 
 from infocnf.networks.gates import Gate
-from infocnf.tolerances.feedback import MEASURED, Diary, log_ratio, measured
-from infocnf.tolerances.gaussian import GaussianPolicy
-from infocnf.tolerances.policies import Place, Survey
+from infocnf.random import Stream, combine_seeds, draw_uniform
+from infocnf.tolerances.policies import (
+    MEASURED,
+    BlockShape,
+    Choice,
+    ErrorProbe,
+    MetricsLog,
+    Policy,
+    check_bounds,
+    check_start,
+    log_ratio,
+    measured,
+)
 
-__all__ = ["Learned"]
+__all__ = ["GaussianPolicy", "Learned", "Random"]
+
+
+PER = ("batch", "sample")
+
+
+class GaussianPolicy(Policy):
+    """What random policies share: the draw.
+
+    Arguments:
+        start: Tolerance at the centre of the (untrained) policy.
+        spread: Standard deviation of its log10.
+        per: ``batch``, one draw for all samples, or ``sample``, one for each, who then also has
+            steps of its own.
+        smallest: Lower bound of tolerances.
+        largest: Upper bound.
+    """
+
+    def __init__(
+        self, start: float, spread: float, per: str, smallest: float, largest: float
+    ) -> None:
+        super().__init__()
+        self.bounds = check_bounds(smallest, largest)
+        self.start = check_start(start, self.bounds)
+        if not (math.isfinite(spread) and spread >= 0.0):
+            raise ValueError(f"spread must not be negative, got {spread}")
+        if per not in PER:
+            raise ValueError(f"per must be one of {', '.join(PER)}, got {per!r}")
+        self.spread, self.per = float(spread), per
+
+    @abstractmethod
+    def distribution(self, block: int, features: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Mean :math:`\mu` and standard deviation :math:`\sigma` of log10 tolerance: ``()``, or
+        ``(batch,)`` where each sample has its own.
+        """
+
+    def forward(self, block: int, features: Tensor, seeds: Tensor | None = None) -> Choice:
+        mean, spread = self.distribution(block, features)
+        if not self.training or seeds is None:
+            return Choice(self.tolerance(mean))
+
+        noise = self.noise(block, seeds).to(mean)
+        action = (mean + spread * noise).detach()
+        log_prob = None
+        if mean.requires_grad:  # of the draw, as a function of mean and spread
+            log_prob = -0.5 * ((action - mean) / spread).square() - spread.log()
+        return Choice(self.tolerance(action), log_prob)
+
+    def noise(self, block: int, seeds: Tensor) -> Tensor:
+        """Standard normal numbers, ``(batch,)`` or ``()``: functions of the samples' seeds, in
+        whatever order they come.
+        """
+        if self.per == "batch":
+            seeds = combine_seeds(seeds.sum().cpu()).reshape(1)
+        uniform = draw_uniform(seeds, seeds.double(), stream=Stream.TOLERANCE - block)
+        normal = torch.special.ndtri(uniform)
+        return normal if self.per == "sample" else normal[0]
+
+    def tolerance(self, action: Tensor) -> float | Tensor:
+        """Tolerance of an action, within the bounds: a number, or one per sample."""
+        smallest, largest = self.bounds
+        tolerance = (10.0 ** action.detach().double()).clamp(smallest, largest)
+        return tolerance if tolerance.ndim else float(tolerance)
+
+    def common(self) -> dict[str, Any]:
+        """Arguments of every random policy."""
+        smallest, largest = self.bounds
+        return {
+            "start": self.start,
+            "spread": self.spread,
+            "per": self.per,
+            "smallest": smallest,
+            "largest": largest,
+        }
+
+
+class Random(GaussianPolicy, name="random"):
+    """The distribution of a :class:`Learned` policy before it has learnt anything: the control.
+
+    Without spread and per sample it is a fixed tolerance under individual steps.
+
+    Arguments:
+        start: Median of the tolerances.
+        spread: Standard deviation of their log10.
+        per: ``batch`` or ``sample``.
+        smallest: Lower bound of tolerances.
+        largest: Upper bound.
+    """
+
+    def __init__(
+        self,
+        start: float = 1e-4,
+        spread: float = 0.3,
+        per: str = "batch",
+        smallest: float = 1e-6,
+        largest: float = 1e-2,
+    ) -> None:
+        super().__init__(start, spread, per, smallest, largest)
+
+    def distribution(self, block: int, features: Tensor) -> tuple[Tensor, Tensor]:
+        shape = features.shape[:1] if self.per == "sample" else ()
+        mean = features.new_full(shape, math.log10(self.start))
+        return mean, torch.full_like(mean, self.spread)
+
+    def config(self) -> dict[str, Any]:
+        return {"name": "random", **self.common()}
+
 
 EVERY = {"loss": 32, "error": 4}  # steps between measurements by reward: one wants NFE only
+
+
 HEAD_GAIN = 0.1  # of the initial read-out: untrained gates answer almost alike
+
+
 FIRST_MULTIPLIER = 0.1  # evaluations count 1 at the reference tolerance, and go as tau**(-1/5)
+
+
 MULTIPLIERS = (0.05, 100.0)  # of the integral
+
+
 LARGEST_GAP = 2.0
 
 
@@ -48,7 +173,7 @@ class Fence(torch.autograd.Function):
         return gradient.masked_fill(outward, 0.0)
 
 
-class Learned(GaussianPolicy):
+class Learned(GaussianPolicy, name="learned"):
     r"""A gate for each block.
 
     Gate :math:`i` pays for its own solver and those after it: with the paper's reward (``loss``)
@@ -83,7 +208,7 @@ class Learned(GaussianPolicy):
         samples: Samples measured.
     """
 
-    survey: Survey
+    probe: ErrorProbe
     costs: Tensor
     cost_weight: Tensor
     log_multiplier: Tensor
@@ -122,33 +247,33 @@ class Learned(GaussianPolicy):
             )
         self.reward, self.alpha, self.epsilon = reward, float(alpha), float(epsilon)
         self.width, self.baseline, self.decay, self.dual_rate = width, baseline, decay, dual_rate
-        self.survey = Survey(reference, EVERY[reward] if every is None else every, samples)
-        self.diary = Diary(self.survey, decay)
+        self.probe = ErrorProbe(reference, EVERY[reward] if every is None else every, samples)
+        self.log = MetricsLog(self.probe, decay)
         self.gates = nn.ModuleList()
-        self.places: tuple[Place, ...] = ()
+        self.blocks: tuple[BlockShape, ...] = ()
         self.register_buffer("costs", torch.zeros(0, dtype=torch.float64))
         self.register_buffer("cost_weight", torch.zeros((), dtype=torch.float64))
         first = torch.tensor(math.log(FIRST_MULTIPLIER), dtype=torch.float64)
         self.register_buffer("log_multiplier", first)
         self.register_buffer("gap", torch.zeros((), dtype=torch.float64))
 
-    def bind(self, places: Sequence[Place]) -> None:
+    def bind(self, blocks: Sequence[BlockShape]) -> None:
         """Make a gate for each block; their weights are drawn here."""
-        if self.places:
-            if tuple(places) != self.places:
+        if self.blocks:
+            if tuple(blocks) != self.blocks:
                 raise ValueError(
                     "these gates were made for another flow: give each model a policy of its own"
                 )
             return
-        self.places = tuple(places)
+        self.blocks = tuple(blocks)
         centre, reach = self.middle_and_reach
-        for place in places:
-            gate = Gate(place.shape, self.width)
+        for block in blocks:
+            gate = Gate(block.shape, self.width)
             with torch.no_grad():
                 gate.head.weight.mul_(HEAD_GAIN)
                 gate.head.bias.copy_(torch.tensor([(math.log10(self.start) - centre) / reach, 0.0]))
             self.gates.append(gate)
-        self.costs = torch.zeros(len(places), dtype=torch.float64)
+        self.costs = torch.zeros(len(blocks), dtype=torch.float64)
 
     def distribution(self, block: int, features: Tensor) -> tuple[Tensor, Tensor]:
         if not self.gates:
@@ -183,25 +308,25 @@ class Learned(GaussianPolicy):
         return math.exp(self.log_multiplier + self.gap)
 
     def begin_step(self, progress: float) -> None:
-        self.diary.begin_step()
+        self.log.begin_step()
 
     @property
     def due(self) -> bool:
-        return self.diary.due
+        return self.log.due
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[str, ...]:
         costs = (f"cost_{block}" for block in range(len(self.gates)))
         return (*MEASURED, "taught", *costs)
 
-    def end_step(self, figures: Mapping[str, float]) -> None:
-        taught = figures.get("taught", 0.0)
+    def end_step(self, metrics: Mapping[str, float]) -> None:
+        taught = metrics.get("taught", 0.0)
         if taught:
-            found = [figures[f"cost_{block}"] / taught for block in range(len(self.gates))]
+            found = [metrics[f"cost_{block}"] / taught for block in range(len(self.gates))]
             costs = torch.tensor(found, dtype=torch.float64).to(self.costs.device)
             self.costs += (1.0 - self.decay) * (costs - self.costs)
             self.cost_weight += (1.0 - self.decay) * (1.0 - float(self.cost_weight))
-        error = self.diary.end_step(figures)
+        error = self.log.end_step(metrics)
         if error is not None and self.reward == "error":
             gap = log_ratio(error, self.epsilon, LARGEST_GAP)
             self.gap += (1.0 - self.decay) * (gap - float(self.gap))
@@ -227,16 +352,16 @@ class Learned(GaussianPolicy):
 
     def report(self, means: Mapping[str, float | None]) -> dict[str, float | None]:
         """Rewards and gradients of the gates, measured errors and the multiplier."""
-        figures = measured(means)
+        metrics = measured(means)
         taught, learning = means.get("taught") or 0.0, means.get("learning") or 0.0
         for block in range(len(self.gates)):
             cost = means.get(f"cost_{block}")
-            figures[f"reward_{block}"] = -cost / taught if cost is not None and taught else None
+            metrics[f"reward_{block}"] = -cost / taught if cost is not None and taught else None
             norm = means.get(f"gate_gradient_{block}")
-            figures[f"gate_gradient_{block}"] = norm / learning if norm and learning else norm
+            metrics[f"gate_gradient_{block}"] = norm / learning if norm and learning else norm
         if self.reward == "error":
-            figures["multiplier"] = self.multiplier
-        return figures
+            metrics["multiplier"] = self.multiplier
+        return metrics
 
     def config(self) -> dict[str, Any]:
         own = ("reward", "alpha", "epsilon", "width", "baseline", "decay", "dual_rate")
@@ -244,5 +369,5 @@ class Learned(GaussianPolicy):
             "name": "learned",
             **self.common(),
             **{name: getattr(self, name) for name in own},
-            **asdict(self.survey),
+            **asdict(self.probe),
         }

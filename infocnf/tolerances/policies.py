@@ -15,33 +15,54 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Choice", "Fixed", "PerBlock", "Place", "Policy", "Schedule", "Survey"]
+__all__ = [
+    "MEASURED",
+    "POLICIES",
+    "BlockShape",
+    "Choice",
+    "ErrorProbe",
+    "Fixed",
+    "MetricsLog",
+    "PerBlock",
+    "Policy",
+    "Schedule",
+    "as_policy",
+    "log_ratio",
+    "measured",
+    "policy_from_config",
+]
+
+
+POLICIES: dict[str, type[Policy]] = {}
+"""Policies by name; a subclass of :class:`Policy` enters itself."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The tolerance of one solve, ``()`` or ``(batch,)``, and its log-probability where it was
-    drawn.
+    """The tolerance of one solve, ``()`` or ``(batch,)``, its log-probability where it was drawn,
+    and how many times the given number of steps a method without error estimate takes.
     """
 
     tolerance: float | Tensor
     log_prob: Tensor | None = None
+    refine: int = 1
 
 
-class Place(NamedTuple):
-    """Where a block is: the shape of one sample there, and its scale, counted from 0."""
+class BlockShape(NamedTuple):
+    """What a policy is told of a block: the shape of one sample there, and its scale, from 0."""
 
     shape: tuple[int, ...]
     scale: int
 
 
 @dataclass(frozen=True)
-class Survey:
+class ErrorProbe:
     """How the error of :math:`log p` is measured in training: the first few samples of a batch are
     solved again at a tighter tolerance.
 
@@ -64,10 +85,21 @@ class Survey:
 
 
 class Policy(nn.Module, ABC):
-    """Chooses tolerances."""
+    """Chooses tolerances.
 
-    survey: Survey | None = None
+    A subclass may have a name of its own, ``class Mine(Policy, name="mine")``, by which
+    configurations and saved models know it; without one it is known by its import path,
+    ``my_package.my_module:Mine``.
+    """
+
+    name: ClassVar[str]
+    probe: ErrorProbe | None = None
     """How this policy wants errors to be measured, if at all."""
+
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init_subclass__(**kwargs)
+        cls.name = name or f"{cls.__module__}:{cls.__qualname__}"
+        POLICIES[cls.name] = cls
 
     @abstractmethod
     def forward(self, block: int, features: Tensor, seeds: Tensor | None = None) -> Choice:
@@ -79,7 +111,7 @@ class Policy(nn.Module, ABC):
             seeds: Seeds of the samples ``(batch,)``, from which draws are made.
         """
 
-    def bind(self, places: Sequence[Place]) -> None:
+    def bind(self, blocks: Sequence[BlockShape]) -> None:
         """Told of the flow's blocks before the first solve; refuses a flow that the policy was not
         made for.
         """
@@ -87,9 +119,9 @@ class Policy(nn.Module, ABC):
     def begin_step(self, progress: float) -> None:
         """Told before each step of training how much of it is done, in [0, 1)."""
 
-    def end_step(self, figures: Mapping[str, float]) -> None:
+    def end_step(self, metrics: Mapping[str, float]) -> None:
         """Told after each step what it gave and took, averaged over the batch and all processes:
-        ``loss``, ``forward``, ``backward``, those of :attr:`figures` and others.
+        ``loss``, ``forward``, ``backward``, those of :attr:`metrics` and others.
         """
 
     @property
@@ -98,8 +130,8 @@ class Policy(nn.Module, ABC):
         return False
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        """Names of further figures that :meth:`end_step` needs."""
+    def metrics(self) -> tuple[str, ...]:
+        """Names of further metrics that :meth:`end_step` needs."""
         return ()
 
     def gradients(self) -> dict[str, float]:
@@ -115,7 +147,7 @@ class Policy(nn.Module, ABC):
         """Name and arguments, from which :func:`policy_from_config` makes it again."""
 
 
-class Fixed(Policy):
+class Fixed(Policy, name="fixed"):
     """One tolerance for every block and sample.
 
     Arguments:
@@ -140,7 +172,7 @@ class Fixed(Policy):
         return {"name": "fixed", "tolerance": self.tolerance}
 
 
-class PerBlock(Policy):
+class PerBlock(Policy, name="per_block"):
     """A tolerance for each block: all of them, or one for the first block of each scale and one for
     the others.
 
@@ -152,7 +184,8 @@ class PerBlock(Policy):
     >>> PerBlock([1e-5, 1e-4])(block=1, features=None).tolerance
     0.0001
     >>> policy = PerBlock(first=1e-5, others=1e-4)
-    >>> policy.bind([Place((3,), scale=0), Place((3,), scale=0), Place((3,), scale=1)])
+    >>> policy.bind([BlockShape((3,), scale=0), BlockShape((3,), scale=0), BlockShape((3,),
+    scale=1)])
     >>> policy.tolerances
     (1e-05, 0.0001, 1e-05)
     """
@@ -179,16 +212,16 @@ class PerBlock(Policy):
             )
         return Choice(self.tolerances[block])
 
-    def bind(self, places: Sequence[Place]) -> None:
+    def bind(self, blocks: Sequence[BlockShape]) -> None:
         if self.first is not None and self.others is not None:
-            before = [-1, *(place.scale for place in places)]
+            before = [-1, *(block.scale for block in blocks)]
             self.tolerances = tuple(
-                self.first if place.scale != last else self.others
-                for place, last in zip(places, before, strict=False)
+                self.first if block.scale != last else self.others
+                for block, last in zip(blocks, before, strict=False)
             )
-        if len(places) != len(self.tolerances):
+        if len(blocks) != len(self.tolerances):
             raise ValueError(
-                f"the flow has {len(places)} blocks, but there are {len(self.tolerances)} "
+                f"the flow has {len(blocks)} blocks, but there are {len(self.tolerances)} "
                 "tolerances: give one for each"
             )
 
@@ -198,7 +231,7 @@ class PerBlock(Policy):
         return {"name": "per_block", "tolerances": list(self.tolerances)}
 
 
-class Schedule(Policy):
+class Schedule(Policy, name="schedule"):
     r"""From loose to tight in the course of training, evenly in :math:`\log \tau`:
 
     .. math:: \tau(s) = \tau_0^{1 - u}\, \tau_1^{u}, \qquad u = \min(1, s / s_1)
@@ -261,3 +294,123 @@ def check_start(start: float, bounds: tuple[float, float]) -> float:
             f"start must be between smallest={bounds[0]} and largest={bounds[1]}, got {start}"
         )
     return float(start)
+
+
+MEASURED = ("measured", "error", "measuring")
+"""Figures of a measurement: samples measured, the sum of their errors in bits per dimension, and of
+the evaluations it took. Averaged over a batch these are shares of it; their ratios are means over
+the samples measured.
+"""
+
+
+def measured(means: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The error of log p in bits per dimension, and the evaluations per example that measuring it
+    took, of averages over an epoch.
+    """
+    share, error = means.get("measured") or 0.0, means.get("error")
+    return {
+        "log_prob_error": error / share if share and error is not None else None,
+        "nfe_measuring": means.get("measuring"),
+    }
+
+
+def log_ratio(value: float, target: float, largest: float) -> float:
+    """Logarithm of a value relative to its target, within bounds."""
+    ratio = math.log(max(value, 1e-300) / target)
+    return max(min(ratio, largest), -largest)
+
+
+class MetricsLog(nn.Module):
+    """Counts the steps, and keeps a moving average of the evaluations that exact solves take.
+
+    Arguments:
+        probe: How errors are measured.
+        decay: Decay of the moving average per measurement.
+    """
+
+    steps: Tensor
+    weight: Tensor
+    total: Tensor
+
+    def __init__(self, probe: ErrorProbe, decay: float = 0.9) -> None:
+        super().__init__()
+        self.probe, self.decay = probe, decay
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64))
+
+    def begin_step(self) -> None:
+        """Count a step."""
+        self.steps += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether this step is one of measurement: the first, every so many after it, and as long
+        as nothing could be measured.
+        """
+        return not self.weight or (int(self.steps) - 1) % self.probe.every == 0
+
+    def end_step(self, metrics: Mapping[str, float]) -> float | None:
+        """Enter what a step measured, if it did; returns the error of log p."""
+        share = metrics.get("measured", 0.0)
+        if not share:
+            return None
+        self.total += (1.0 - self.decay) * (metrics["measuring"] / share - float(self.total))
+        self.weight += (1.0 - self.decay) * (1.0 - float(self.weight))
+        return metrics["error"] / share
+
+    @property
+    def evaluations(self) -> float:
+        """Mean evaluations per sample at the reference tolerance; NaN before the first
+        measurement.
+        """
+        return float(self.total / self.weight)
+
+
+def as_policy(tolerance: float | Tensor | Sequence[float] | Policy) -> Policy:
+    """A policy of a number (fixed), a tensor (per sample), a sequence (per block) or a policy
+    (itself).
+    """
+    if isinstance(tolerance, Policy):
+        return tolerance
+    if isinstance(tolerance, str | bytes | None):
+        raise ValueError(f"tolerance must be a number, numbers or a policy, got {tolerance!r}")
+    if isinstance(tolerance, Sequence):
+        return PerBlock(tolerance)
+    if isinstance(tolerance, Tensor) and not tolerance.ndim:
+        tolerance = float(tolerance)
+    return Fixed(tolerance)
+
+
+def policy_from_config(config: Mapping[str, Any], trusted: bool = False) -> Policy:
+    """The policy that :meth:`Policy.config` described; see :func:`policy_class`."""
+    arguments = dict(config)
+    return policy_class(arguments.pop("name", None), trusted)(**arguments)
+
+
+def policy_class(name: object, trusted: bool = False) -> type[Policy]:
+    """A policy by its name, or by its import path ``my_package.my_module:MyPolicy``.
+
+    The module is imported only where the name is ``trusted``, as a user's own command or file is: a
+    saved model may come from strangers.
+    """
+    path = name if isinstance(name, str) and ":" in name else None
+    if path is not None and path not in POLICIES:
+        module, _, attribute = path.partition(":")
+        if not trusted:
+            raise ValueError(
+                f"the tolerance policy {path} is not one of this package: import {module} first "
+                f"(infocnf --import {module} ...)"
+            )
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ValueError(f"the tolerance policy {path} cannot be imported ({error})") from None
+        if path not in POLICIES:
+            raise ValueError(f"{module} has no subclass of Policy called {attribute!r}")
+    if not isinstance(name, str) or name not in POLICIES:
+        known = ", ".join(n for n in POLICIES if ":" not in n)
+        raise ValueError(
+            f"tolerance policy must be one of {known}, or my_module:MyPolicy, got {name!r}"
+        )
+    return POLICIES[name]

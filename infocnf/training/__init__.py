@@ -1,20 +1,6 @@
-"""Training: configurations, the Lightning module, run directories."""
+"""Training: one loop, its stages, and what keeps it alive."""
 
-from typing import TYPE_CHECKING
+from infocnf.training.fit import begin, fit_in_memory, resume
+from infocnf.training.loop import Observer, Training
 
-from infocnf.training.run import Run
-from infocnf.training.settings import presets, read_config
-
-if TYPE_CHECKING:
-    from infocnf.training.fitting import begin, resume
-
-__all__ = ["Run", "begin", "presets", "read_config", "resume"]
-
-
-def __getattr__(name: str) -> object:
-    """What trains is imported when it is used: a trained model needs no Lightning."""
-    if name in ("begin", "resume"):
-        from infocnf.training import fitting
-
-        return getattr(fitting, name)
-    raise AttributeError(f"module 'infocnf.training' has no attribute {name!r}")
+__all__ = ["Observer", "Training", "begin", "fit_in_memory", "resume"]

@@ -4,29 +4,39 @@ epochs, batches, rates and objective.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from infocnf.data import Preparation
+from infocnf.matching import Matching, matching_objective, refit
 from infocnf.models import InfoCNF, LatentODE
+from infocnf.models.base import is_missing
 from infocnf.objectives import (
-    Matching,
     Objective,
     Variational,
     likelihood_objective,
-    matching_objective,
     variational_objective,
 )
-from infocnf.training.config import Config, Recipe
-from infocnf.training.order import Order
+from infocnf.runs.config import Config, Recipe
 
-__all__ = ["Plan", "Stage", "epochs_of"]
+__all__ = ["Plan", "Sampler", "Stage", "epochs_of", "finish_matching", "labelled", "pieces"]
 
+
+if TYPE_CHECKING:
+    from infocnf.training.loop import Training
+
+log = logging.getLogger("infocnf")
 Labels = dict[str, Tensor]
+
+
 LARGEST_WEIGHT = 50.0  # of one label among many examples without
 
 
@@ -38,14 +48,14 @@ class Stage:
         name: ``matching``, ``likelihood`` or ``variational``.
         first: Its first epoch, counted from 0.
         recipe: How it minimises.
-        order: Which examples a step sees.
+        sampler: Which examples a step sees.
         objective: What a step minimises, of a model, prepared examples and their labels.
     """
 
     name: str
     first: int
     recipe: Recipe
-    order: Order
+    sampler: Sampler
     objective: Callable[..., Objective | Matching | Variational]
 
     @property
@@ -56,11 +66,11 @@ class Stage:
     @property
     def steps(self) -> int:
         """Number of its steps."""
-        return self.recipe.epochs * self.order.steps
+        return self.recipe.epochs * self.sampler.steps
 
     def number(self, epoch: int, step: int) -> int:
         """Number of a step of an epoch within the stage."""
-        return (epoch - self.first) * self.order.steps + step
+        return (epoch - self.first) * self.sampler.steps + step
 
     def validates(self, epoch: int) -> bool:
         """Whether an epoch ends with an exact validation: every so many do, and the last one."""
@@ -90,8 +100,8 @@ class Plan:
         stages: list[Stage] = []
         for name, recipe in recipes(config).items():
             first = stages[-1].end if stages else 0
-            order = Order(examples, recipe.batch_size, config.training.seed)
-            stages.append(Stage(name, first, recipe, order, objectives[name]))
+            sampler = Sampler(examples, recipe.batch_size, config.training.seed)
+            stages.append(Stage(name, first, recipe, sampler, objectives[name]))
         self.stages = tuple(stages)
 
     @property
@@ -116,7 +126,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Figures that training and validation report."""
+        """Metrics that training and validation report."""
         if self.stages[-1].name == "variational":
             return ("loss", "elbo", "mse", "kl", "error_percent", "squared_error")
         extra = ["matching"] if self.matched else []
@@ -196,14 +206,14 @@ class Plan:
             share=own.share,
             times=own.times,
             erase=own.erase,
-            confident=own.confident,
-            transport=own.transport,
+            pseudo_label_threshold=own.pseudo_label_threshold,
+            coupling=own.coupling,
             seeds=seeds,
         )
 
 
 def recipes(config: Config) -> dict[str, Recipe]:
-    """How each stage of a run minimises, in order."""
+    """How each stage of a run minimises, in sampler."""
     known: dict[str, Recipe] = {
         "matching": config.matching,
         "likelihood": config.training,
@@ -215,3 +225,77 @@ def recipes(config: Config) -> dict[str, Recipe]:
 def epochs_of(config: Config) -> int:
     """Epochs of all stages."""
     return sum(recipe.epochs for recipe in recipes(config).values())
+
+
+def pieces(total: int, largest: int) -> list[slice]:
+    """Consecutive pieces of nearly equal size that are none too large.
+
+    >>> pieces(10, 4)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    count = -(-total // largest)
+    edges = [total * i // count for i in range(count + 1)] if count else [0]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The order of the training examples: a function of seed, epoch and step, so that nothing has
+    to be remembered.
+
+    Every epoch visits each example once, in batches that differ in size by at most one: no example
+    is left over, and no step is made of a few.
+
+    Arguments:
+        examples: Number of examples.
+        batch_size: Largest number of examples per step, over all processes.
+        seed: Seed of the run.
+    """
+
+    examples: int
+    batch_size: int
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        """Steps per epoch."""
+        return len(pieces(self.examples, self.batch_size))
+
+    def batch(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Tensor:
+        """The share of one process in the examples of a step."""
+        permutation = np.random.default_rng((self.seed, epoch)).permutation(self.examples)
+        chosen = permutation[pieces(self.examples, self.batch_size)[step]]
+        return torch.from_numpy(chosen[rank::world].copy())
+
+
+def labelled(examples: tuple[Tensor, dict[str, Tensor]]) -> Tensor:
+    """Indices of the examples whose labels are all known."""
+    x, labels = examples
+    known = torch.ones(len(x), dtype=torch.bool)
+    for values in labels.values():
+        known &= ~is_missing(values)
+    return known.nonzero().flatten()
+
+
+def finish_matching(training: Training) -> None:
+    """Go on from the averaged weights, with a sharper field and a prior fitted to their codes."""
+    model, own = training.model, training.config.matching
+    assert isinstance(model, InfoCNF)
+    if training.average is not None:
+        model.load_state_dict(training.evaluated.state_dict())
+    if own.sharpness > 1.0 and model.code.heads:
+        model.sharpen(own.sharpness)
+    usable = {part: labelled(training.examples[part]) for part in ("train", "validation")}
+    if own.refit and all(len(indices) for indices in usable.values()):
+        parts = []
+        for part, indices in usable.items():
+            chosen = torch.linspace(0, len(indices) - 1, min(own.refit, len(indices))).long()
+            x, labels = training.take(part, indices[chosen])
+            parts.append((training.preparation(x, model.dtype), labels))
+        size = training.config.evaluation.batch_size
+        gains = refit(model.eval(), parts[0], parts[1], batch_size=size)
+        model.train()
+        told = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+        log.info("prior fitted to codes; nats gained per validation example: %s", told)
+    if training.average is not None:
+        training.evaluated.load_state_dict(model.state_dict())

@@ -1,0 +1,605 @@
+"""InfoCNF, and with it CCNF and the unconditional CNF: one flow, one partitioned code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    Normal,
+    Transform,
+    constraints,
+)
+
+from infocnf.flows import ContinuousBlock, Traversal, build_flow
+from infocnf.flows.architectures import check_architecture
+from infocnf.flows.bijection import FlowStats
+from infocnf.models import readout as one_step
+from infocnf.models.base import Labels, PartitionedModel, Tolerance
+from infocnf.models.code import Code, PartitionedCode
+from infocnf.models.factors import Categorical as CategoricalFactor
+from infocnf.models.factors import Factor
+from infocnf.models.readout import check_readout
+from infocnf.networks.sharpened import Sharpened
+from infocnf.ode import SolverOptions
+from infocnf.random import sample_seeds
+from infocnf.tolerances import BlockShape, Fixed
+
+__all__ = ["FlowDistribution", "FlowTransform", "InfoCNF"]
+
+
+class InfoCNF(PartitionedModel):
+    r"""A continuous flow whose code is partitioned into a part that knows the labels and one that
+    does not.
+
+    .. math:: \log p(x \mid y) = \log p(z_y \mid y) + \log \mathcal N(z_u; 0, I)
+        + \sum_k \int_0^1 \mathrm{tr} \frac{\partial f_k}{\partial z}\, dt
+
+    (the sign of the trace is that of dynamics from data to latent). ``supervised=0`` is the
+    unconditional CNF, ``supervised=1`` the paper's baseline CCNF, ``supervised=0.5`` its InfoCNF.
+
+    In training mode solves share their steps over the batch, start with the step of the block's
+    last solve, and draw probes at random. In evaluation mode each sample has its own steps from a
+    fresh start and its own fixed probes, so that its answer depends neither on its batch nor on
+    what was computed before.
+
+    Arguments:
+        shape: Shape of one sample: ``(features,)``, or ``(channels, height, width)`` with pixels in
+            [0, 1].
+        factors: Labels by name, each :class:`Categorical` or :class:`Real`.
+        supervised: Fraction of the code that knows the labels.
+        supervised_at: Where it sits: ``first_scale``, ``last_scale``, ``every_scale`` or indices.
+        architecture: ``multiscale`` for images, ``flat`` for vectors, ``auto`` by the shape; and
+            those that can be trained by matching: ``unet`` for images, ``residual`` for vectors.
+        place: Another name of ``supervised_at``.
+        field: A field of one's own, called as ``field(t, z)``: a module for a flow of one block, or
+            what makes one of the shape of a block's state, such as its class.
+        context: Size of the covariates ``c`` that the fields see beside the state, ``field(t, z,
+            c)``; 0 for none.
+        trace: ``exact``, ``hutchinson``, or ``auto``: exact for blocks of up to 16 dimensions.
+        scales: Scales of a multiscale flow; as many as the size allows when None.
+        blocks: Continuous blocks: of a flat flow, or before and after each squeeze of a multiscale
+            one. Residual blocks on each side of a resolution of a U-Net, or of each width.
+        hidden: Widths (channels) of each field's hidden layers; of the resolutions of a U-Net.
+        activation: ``softplus`` or ``tanh``, of flat and multiscale flows.
+        time: ``concat`` or ``concat_squash``, for flat flows.
+        alpha: Margin of the logit at the data end of image flows.
+        probes: Hutchinson's probes: ``rademacher`` or ``gaussian``.
+        probe_count: Number of probes.
+        method: Method of the solver.
+        training_method: Another adaptive method for training, where a low order at a loose
+            tolerance is often the cheapest.
+        steps: Number of steps of a method without error estimate.
+        max_steps: Attempted steps per block after which a sample is given up.
+        gradient: ``checkpoint``, ``backprop`` or ``adjoint``.
+        tolerance: Tolerance of evaluation, wherever a method is called without one: a number, a
+            sequence with one per block, or a policy.
+        training_tolerance: Tolerance of training, where it is another one.
+        dropout: Rate of dropout before the classifiers.
+        marginals: Bins of the histograms by which each pixel or column becomes normal at the data
+            end of a U-Net or residual flow, once they are fitted; 0: none.
+        separation: How far apart labels start in the supervised code; 0: all alike.
+        readout: How labels are read where a method is not told: ``flow`` or ``one_step``.
+        compile: Whether to compile fields and divergences; see :class:`ContinuousBlock`.
+    """
+
+    MACHINE: ClassVar[tuple[str, ...]] = ("compile", "place")
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        factors: Mapping[str, Factor] | None = None,
+        supervised: float = 0.5,
+        supervised_at: str | Sequence[int] = "first_scale",
+        architecture: str = "auto",
+        *,
+        place: str | Sequence[int] | None = None,
+        field: nn.Module | Callable[[tuple[int, ...]], nn.Module] | None = None,
+        context: int = 0,
+        trace: str = "auto",
+        scales: int | None = None,
+        blocks: int = 2,
+        hidden: Sequence[int] = (64, 64, 64),
+        activation: str = "softplus",
+        time: str = "concat",
+        alpha: float = 1e-6,
+        probes: str = "rademacher",
+        probe_count: int = 1,
+        method: str = "dopri5",
+        training_method: str | None = None,
+        steps: int | None = None,
+        max_steps: int = 4096,
+        gradient: str = "checkpoint",
+        tolerance: Tolerance = 1e-5,
+        training_tolerance: Tolerance | None = None,
+        dropout: float = 0.5,
+        marginals: int = 0,
+        separation: float = 0.0,
+        readout: str = "flow",
+        compile: bool = False,
+    ) -> None:
+        if place is not None:
+            supervised_at = place
+        super().__init__(factors, tolerance, training_tolerance, locals())
+        self.shape, self.context = check_shape(shape), context
+        if blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {blocks}")
+        solver = SolverOptions(method, gradient=gradient, steps=steps, max_steps=max_steps)
+        self.training_solver: dict[str, Any] = {}
+        if training_method is not None:
+            self.training_solver = {"method": training_method, "steps": None}
+        self.check_solver(solver)
+
+        given = isinstance(field, nn.Module)
+        architecture = check_architecture(architecture, self.shape, single=given)
+        single = architecture in ("unet", "residual") or (architecture == "flat" and blocks == 1)
+        labelled = bool(self.factors) and (not isinstance(supervised_at, str) or supervised > 0)
+        make_block = partial(
+            ContinuousBlock,
+            trace=trace,
+            probes=probes,
+            probe_count=probe_count,
+            solver=solver,
+            compile=compile,
+            sharpened=bool(separation) and single and labelled,
+        )
+        self.flow = build_flow(
+            self.shape,
+            architecture,
+            make_block,
+            blocks=blocks,
+            hidden=tuple(hidden),
+            activation=activation,
+            time=time,
+            scales=scales,
+            alpha=alpha,
+            marginals=marginals,
+            context=context,
+            field=field,
+        )
+        self.code = PartitionedCode(
+            self.flow.sizes, self.factors, supervised, supervised_at, dropout
+        )
+        self.separation, self.readout = separation, check_readout(readout)
+        if separation:
+            self.code.separate(self.flow.code_shape, separation)
+            for block in self.blocks:
+                if isinstance(block.field, Sharpened):
+                    block.field.aim_at(self.code.pattern_codes())
+        self.policy.bind(self.block_shapes)
+        self.tolerance.bind(self.block_shapes)
+
+    def check_solver(self, solver: SolverOptions) -> None:
+        """Refuse a solver whose tolerance nobody asks for."""
+        used = replace(solver, **self.training_solver)  # which must be adaptive
+        if not used.adaptive and not isinstance(self.policy, Fixed):
+            raise ValueError(
+                f"{used.method} has no tolerance: leave the policy fixed, or use dopri5"
+            )
+
+    @property
+    def block_shapes(self) -> list[BlockShape]:
+        return [BlockShape(*block) for block in self.flow.block_shapes]
+
+    @property
+    def blocks(self) -> list[ContinuousBlock]:
+        return self.flow.blocks  # type: ignore[return-value]
+
+    @property
+    def dimensions(self) -> int:
+        """Number of dimensions of one sample."""
+        return math.prod(self.shape)
+
+    def forward(self, y: Labels | None = None, context: Tensor | None = None) -> FlowDistribution:
+        """The distribution of samples with labels ``y``, or of all samples, given their context, in
+        the manner of torch.distributions.
+        """
+        return FlowDistribution(self, y, context)
+
+    def encode(
+        self,
+        x: Tensor,
+        *,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
+        log_det: bool = True,
+        generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
+        auxiliary: bool = False,
+        stepping: str | None = None,
+    ) -> Code:
+        """Code of samples ``(batch, *shape)``.
+
+        Arguments:
+            x: Samples.
+            tolerance: Tolerance of the solves; the model's own when None.
+            context: Covariates ``(batch, context)`` of a model that has such.
+            log_det: Whether to integrate the log-determinant: without, at about half the cost.
+            generator: Source of the probes.
+            seeds: Seeds of each sample's probes ``(batch,)``, instead of a generator.
+            auxiliary: Whether to integrate kinetic energy and Jacobian norm on the way.
+            stepping: ``shared`` or ``individual``; by the model's mode when None.
+        """
+        self.check_input(x)
+        if log_det and seeds is None:
+            seeds = self.seeds(x, generator)
+        traversal = self.traversal(tolerance, stepping, context, len(x), seeds if log_det else None)
+        traversal = replace(traversal, auxiliary=auxiliary)
+        z, total = self.flow(x, traversal)
+        z_y, z_u = self.code.split(z)
+
+        return Code(z_y, z_u, total if log_det else None, FlowStats(tuple(traversal.solves)))
+
+    def decode(
+        self, code: Code, *, tolerance: Tolerance | None = None, context: Tensor | None = None
+    ) -> Tensor:
+        """Samples ``(batch, *shape)`` of codes."""
+        z = self.code.merge(code.supervised, code.unsupervised)
+        return self.flow.inverse(z, self.traversal(tolerance, None, context, len(z)))
+
+    def log_prob(
+        self,
+        x: Tensor,
+        y: Labels | None = None,
+        tolerance: Tolerance | None = None,
+        *,
+        context: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        r"""Log-density in nats, ``(batch,)``: :math:`\log p(x \mid y)`, or :math:`\log \sum_y
+        p(y)\, p(x \mid y)` for ``y=None``; given the context, where there is one.
+
+        With several factors ``y`` is a dict; the density is averaged over the labels of those it
+        leaves out.
+        """
+        labels = self.labels(y, len(x))
+        code = self.encode(x, tolerance=tolerance, context=context, generator=generator)
+        return self.code_log_prob(code, labels)
+
+    def code_log_prob(
+        self, code: Code, labels: Mapping[str, Tensor], known: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Log-density of the samples whose code this is, ``(batch,)``; ``known`` as in
+        :meth:`partial_labels`.
+        """
+        if code.log_det is None:
+            raise ValueError("the code has no log_det: encode with log_det=True")
+        return self.code.log_prob(code.supervised, code.unsupervised, labels, known) + code.log_det
+
+    def logits(
+        self,
+        x: Tensor,
+        tolerance: Tolerance | None = None,
+        *,
+        readout: str | None = None,
+        context: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Output ``(batch, outputs)`` of each factor's classifier.
+
+        Read off the code (``readout="flow"``); or, from a model trained by matching, off a single
+        evaluation of the field (``"one_step"``); as the model prefers when None.
+        """
+        self.check_labelled()
+        if check_readout(readout or self.readout) == "one_step":
+            self.check_input(x)
+            own = self.check_context(context, len(x))
+            return one_step.one_step_logits(self, one_step.data_end(self, x), own)
+        code = self.encode(x, tolerance=tolerance, context=context, log_det=False)
+        return self.code.logits(code.supervised)
+
+    @property
+    def has_one_step(self) -> bool:
+        """Whether it was made to be matched, so that one evaluation of its field has a label."""
+        return bool(self.code.heads) and self.separation > 0 and len(self.flow.blocks) == 1
+
+    def sharpen(self, sharpness: float) -> None:
+        """Have the flow decide for a label more firmly; see :class:`Sharpened`."""
+        field = self.blocks[0].field
+        if not isinstance(field, Sharpened):
+            raise ValueError("only a flow of one block whose labels start apart can be sharpened")
+        if not sharpness >= 1.0:
+            raise ValueError(f"sharpness must be at least 1, got {sharpness}")
+        field.sharpness = float(sharpness)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        y: Labels | None = None,
+        temperature: float = 1.0,
+        *,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``n`` samples ``(n, *shape)`` of label ``y``: one for all, one each, or drawn as they
+        occur for None.
+
+        A temperature below one narrows the prior: more typical samples, less variety.
+        """
+        code = self.draw_code(n, y, temperature, generator)
+        return self.visible(self.decode(code, tolerance=tolerance, context=context))
+
+    def draw_code(
+        self,
+        n: int,
+        y: Labels | None = None,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Code:
+        """Codes of ``n`` samples of the prior."""
+        if not temperature >= 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}")
+        labels = self.drawn_labels(y, n, generator)
+        like = next(self.flow.parameters())
+        return Code(*self.code.draw(labels, n, temperature, like, generator))
+
+    @torch.no_grad()
+    def counterfactual(
+        self,
+        x: Tensor,
+        y: Labels,
+        *,
+        given: Labels | None = None,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        r"""The samples as they would be with labels ``y``: same :math:`z_u`, :math:`z_y` carried
+        from the old label to the new.
+
+        :math:`z_y` is carried by :math:`\mu(y') + \sigma(y') \odot (z_y - \mu(y)) / \sigma(y)`, so
+        that what distinguishes a sample within its class is kept and its own label gives the sample
+        itself.
+
+        Arguments:
+            x: Samples ``(batch, *shape)``.
+            y: New labels; factors that are left out keep theirs.
+            given: Present labels; predicted where None.
+            tolerance: Tolerance of the solves.
+            context: Covariates of the samples.
+        """
+        code = self.encode(x, tolerance=tolerance, context=context, log_det=False)
+        old = self.labels(given, len(x))
+        for name, logits in self.code.logits(code.supervised).items():
+            old.setdefault(name, self.factors[name].predict(logits))
+        new = {**old, **self.labels(y, len(x))}
+        standard = self.code.to_standard_normal(code.supervised, old)
+        carried = Code(self.code.from_standard_normal(standard, new), code.unsupervised)
+
+        return self.visible(self.decode(carried, tolerance=tolerance, context=context))
+
+    def visible(self, x: Tensor) -> Tensor:
+        """Samples as shown: the density of an image reaches ``alpha`` beyond black and white."""
+        return x.clamp(0.0, 1.0) if len(self.shape) == 3 else x
+
+    def seeds(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Seeds of each sample's probes: at random in training or from a generator, else from the
+        sample itself.
+        """
+        if not self.training and generator is None:
+            return sample_seeds(x)
+        return torch.randint(-(2**63), 2**63 - 1, (len(x),), generator=generator, device=x.device)
+
+    def traversal(
+        self,
+        tolerance: Tolerance | None,
+        stepping: str | None,
+        context: Tensor | None,
+        count: int,
+        seeds: Tensor | None = None,
+    ) -> Traversal:
+        """How a batch travels, in training and in evaluation."""
+        return Traversal(
+            policy=self.policy_for(tolerance),
+            options=self.solver_changes(stepping),
+            seeds=seeds,
+            context=self.check_context(context, count),
+            draw=self.training,
+            warm=self.training and stepping != "individual",
+        )
+
+    def solver_changes(self, stepping: str | None) -> dict[str, Any]:
+        changes = super().solver_changes(stepping)
+        return {**changes, **self.training_solver} if self.training else changes
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse samples of another shape or type."""
+        if tuple(x.shape[1:]) != self.shape:
+            wanted = ", ".join(map(str, self.shape))
+            raise ValueError(f"samples must have shape (batch, {wanted}), got {tuple(x.shape)}")
+        if x.dtype != self.dtype:
+            raise ValueError(
+                f"samples are {x.dtype} but the model is {self.dtype}: convert one of them"
+            )
+
+    def check_context(self, context: Tensor | None, count: int) -> Tensor | None:
+        """Covariates ``(count, context)``, or an error where they do not fit the model."""
+        if not self.context and context is None:
+            return None
+        wanted = f"({count}, {self.context})" if self.context else "none"
+        if context is None or not self.context or context.shape[-1:] != (self.context,):
+            found = "none" if context is None else tuple(context.shape)
+            raise ValueError(f"the context must have shape {wanted}, got {found}")
+        if context.ndim > 2 or (context.ndim == 2 and len(context) != count):
+            raise ValueError(f"the context must have shape {wanted}, got {tuple(context.shape)}")
+        return context.expand(count, self.context).to(self.device, self.dtype)
+
+    def config(self) -> dict[str, Any]:
+        arguments = dict(self._arguments)
+        field = arguments["field"]
+        if field is not None:
+            kind = type(field) if isinstance(field, nn.Module) else field
+            path = f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
+            self._arguments["field"] = path
+        try:
+            found = super().config()
+        finally:
+            self._arguments["field"] = field
+        return {**found, "readout": self.readout}
+
+
+class FlowTransform(Transform):
+    """From samples to codes ``(..., dimensions)``, whose distribution is the base."""
+
+    bijective = True
+
+    def __init__(self, model: InfoCNF, context: Tensor | None, tolerance: Tolerance | None) -> None:
+        super().__init__()
+        self.model, self.context, self.tolerance = model, context, tolerance
+        self.domain = constraints.independent(constraints.real, len(model.shape))
+        self.codomain = constraints.independent(constraints.real, 1)
+
+    def _call(self, x: Tensor) -> Tensor:
+        code = self.encode(x, log_det=False)
+        z = self.model.code.merge(code.supervised, code.unsupervised)
+        return z.reshape(*self.leading(x, len(self.model.shape)), -1)
+
+    def _inverse(self, z: Tensor) -> Tensor:
+        leading = self.leading(z, 1)
+        z_y, z_u = self.model.code.split(z.reshape(-1, z.shape[-1]))
+        context = self.spread(leading)
+        x = self.model.decode(Code(z_y, z_u), tolerance=self.tolerance, context=context)
+        return x.reshape(*leading, *self.model.shape)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Log-determinant of the flow at samples."""
+        found = self.encode(x, log_det=True).log_det
+        assert found is not None
+        return found.reshape(self.leading(x, len(self.model.shape)))
+
+    def encode(self, x: Tensor, log_det: bool) -> Code:
+        """Code of samples ``(..., *shape)``, flattened."""
+        leading = self.leading(x, len(self.model.shape))
+        return self.model.encode(
+            x.reshape(-1, *self.model.shape),
+            tolerance=self.tolerance,
+            context=self.spread(leading),
+            log_det=log_det,
+        )
+
+    def leading(self, x: Tensor, events: int) -> torch.Size:
+        """Shape without that of one event."""
+        return x.shape[: x.ndim - events]
+
+    def spread(self, leading: torch.Size) -> Tensor | None:
+        """The context of flattened samples."""
+        if self.context is None:
+            return None
+        return self.context.expand(*leading, -1).reshape(-1, self.context.shape[-1])
+
+
+class FlowDistribution(Distribution):
+    """Samples of given labels and context.
+
+    Arguments:
+        model: The model.
+        y: Labels: of shape ``()`` for one distribution, ``(batch,)`` for a batch of them, a dict
+            for several factors; None for the distribution over all labels.
+        context: Covariates ``(context,)`` or ``(batch, context)``, of a model that has such.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    has_rsample = True
+
+    def __init__(
+        self, model: InfoCNF, y: Labels | None = None, context: Tensor | None = None
+    ) -> None:
+        self.model, self.named, self.context = model, model.named(y), context
+        covariates = [] if context is None else [context.shape[:-1]]
+        batch = torch.broadcast_shapes(*(value.shape for value in self.named.values()), *covariates)
+        super().__init__(torch.Size(batch), torch.Size(model.shape), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:  # noqa: ANN401
+        """The same distribution for a larger batch."""
+        wider = FlowDistribution(self.model, context=self.context)
+        wider.named = {name: value.expand(batch_shape) for name, value in self.named.items()}
+        wider._batch_shape = torch.Size(batch_shape)
+        return wider
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Where samples lie: images in the unit interval, vectors anywhere."""
+        events = len(self.event_shape)
+        base = constraints.unit_interval if events == 3 else constraints.real
+        return constraints.independent(base, events)
+
+    @property
+    def transform(self) -> FlowTransform:
+        """The flow: from samples to codes, and back by ``transform.inv``."""
+        return FlowTransform(self.model, self.context, None)
+
+    @property
+    def base(self) -> Distribution:
+        r"""The distribution of codes ``(dimensions,)``: :math:`\mathcal N(\mu(y), \sigma^2(y))` in
+        their supervised part, standard normal in the other; a mixture over classes where no label
+        was given.
+        """
+        code, like = self.model.code, next(self.model.flow.parameters())
+        missing = [name for name in code.heads if name not in self.named]
+        if not missing:
+            mean, scale = code.prior_moments(self.labels(self.batch_shape), self.batch_shape, like)
+            return Independent(Normal(mean, scale), 1)
+        factor = self.model.factors[missing[0]]
+        if len(code.heads) > 1 or not isinstance(factor, CategoricalFactor):
+            raise ValueError(
+                f"the base has a closed form for one categorical label: give {missing[0]!r}"
+            )
+        every = {missing[0]: torch.arange(factor.classes, device=like.device)}
+        mean, scale = code.prior_moments(every, (factor.classes,), like)
+        weights = factor.log_probabilities(like.dtype).to(like.device)
+        return MixtureSameFamily(Categorical(logits=weights), Independent(Normal(mean, scale), 1))
+
+    def labels(self, shape: Sequence[int]) -> dict[str, Tensor]:
+        """Labels for samples of the leading ``shape``, flattened."""
+        return {name: value.expand(shape).reshape(-1) for name, value in self.named.items()}
+
+    def log_prob(self, value: Tensor, tolerance: Tolerance | None = None) -> Tensor:
+        """Log-density of samples ``(..., *batch_shape, *event_shape)``."""
+        events = len(self.event_shape)
+        leading = torch.broadcast_shapes(value.shape[: value.ndim - events], self.batch_shape)
+        x = value.expand(*leading, *value.shape[value.ndim - events :])
+        flat = x.reshape(-1, *x.shape[len(leading) :])
+        context = self.transform.spread(torch.Size(leading))
+        labels = self.labels(leading) or None
+        return self.model.log_prob(flat, labels, tolerance, context=context).reshape(leading)
+
+    def rsample(
+        self,
+        sample_shape: Any = torch.Size(),  # noqa: ANN401, B008
+        tolerance: Tolerance | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Samples ``(*sample_shape, *batch_shape, *event_shape)`` with gradients of the model's
+        parameters.
+        """
+        leading = torch.Size([*torch.Size(sample_shape), *self.batch_shape])
+        labels, model = self.labels(leading) or None, self.model
+        code = model.draw_code(leading.numel(), labels, generator=generator)
+        x = model.decode(code, tolerance=tolerance, context=self.transform.spread(leading))
+        return model.visible(x).reshape(*leading, *self.event_shape)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        sample_shape: Any = torch.Size(),  # noqa: ANN401, B008
+        tolerance: Tolerance | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Samples without gradients."""
+        return self.rsample(sample_shape, tolerance, generator)
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers of a shape."""
+    if not isinstance(shape, Sequence) or any(int(size) != size for size in shape):
+        raise ValueError(f"shape must be a tuple of whole numbers such as (2,), got {shape!r}")
+    return tuple(int(size) for size in shape)

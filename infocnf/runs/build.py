@@ -1,0 +1,144 @@
+"""The model of a configuration for its data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from infocnf.data import Dataset, load_data
+from infocnf.data.dataset import marginal_tables
+from infocnf.errors import InputError
+from infocnf.flows.architectures import fit_marginals
+from infocnf.models import InfoCNF, LatentODE, PartitionedModel
+from infocnf.models.pretrained import default_dtype
+from infocnf.networks.unet import allowed_resolutions
+from infocnf.random import combine_seeds
+from infocnf.runs.config import Config, Recipe
+from infocnf.tolerances import policy_from_config
+
+__all__ = ["build_data", "build_model", "settle"]
+
+
+def build_data(config: Config) -> Dataset:
+    """The examples of a run."""
+    if config.data.name == "own" and config.data.path is None:
+        raise InputError("this preset is for your own data: give --data PATH")
+    data = load_data(**config.data.model_dump())
+    if config.data.path is not None:
+        check_classes(data)
+    return data
+
+
+def check_classes(data: Dataset) -> None:
+    """Refuse classes of a user's own that training would never meet."""
+    for name, classes in data.raw.classes.items():
+        known = data.raw.labels[name]
+        for number, label in enumerate(classes):
+            if not (known[data.parts["train"]] == number).any():
+                raise InputError(
+                    f"{name} {label!r} has {int((known == number).sum())} examples, none of them "
+                    "to train on: bring more, leave it out, or change data.test, data.validation"
+                )
+
+
+def settle(config: Config, data: Dataset) -> Config:
+    """The configuration with as many epochs as give the steps it wants at least, and with paths
+    that hold from anywhere.
+    """
+    paths = config.data.model_dump(include={"path", "directory"})
+    absolute = {k: str(Path(path).expanduser().absolute()) for k, path in paths.items() if path}
+
+    def settled(recipe: Recipe) -> Recipe:
+        steps = -(-len(data.parts["train"]) // recipe.batch_size)
+        epochs = max(recipe.epochs, -(-recipe.min_steps // steps))
+        return recipe.model_copy(update={"epochs": epochs})
+
+    return config.model_copy(
+        update={
+            "matching": settled(config.matching),
+            "training": settled(config.training),
+            "data": config.data.model_copy(update=absolute),
+        }
+    )
+
+
+def build_model(config: Config, data: Dataset) -> PartitionedModel:
+    """A fresh model for the shape and the labels of the data."""
+    check_kind(config, data)
+    if data.raw.is_series:
+        return build_latent_ode(config, data)
+    arguments = config.model.model_dump()
+    arguments["hidden"] = arguments["hidden"] or widths_for(data.shape)
+    tables = marginal_tables(data) if arguments["marginals"] else None
+    arguments["marginals"] = tables[1].shape[1] if tables else 0
+    with default_dtype(getattr(torch, config.training.precision)):
+        torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
+        try:
+            model = InfoCNF(
+                data.shape,
+                data.factors if data.raw.labels else {},
+                tolerance=config.evaluation.tolerance,
+                training_tolerance=policy_from_config(config.tolerance),
+                **arguments,
+            )
+            if "matching" in config.training.stages:
+                check_matching(model, config.model.separation)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this model cannot be built for {data.name}: {error}") from None
+    if tables:
+        fit_marginals(model.flow, *tables)
+    return model
+
+
+def widths_for(shape: tuple[int, ...]) -> list[int]:
+    """Widths of a field that nobody chose: for images those of a U-Net, whose resolutions end
+    before they have fewer than four pixels a side.
+
+    >>> widths_for((3, 32, 32)), widths_for((1, 14, 14)), widths_for((1, 9, 9)), widths_for((2,))
+    ([32, 64, 128], [32, 64], [32], [64, 64, 64])
+    """
+    if len(shape) != 3:
+        return [64, 64, 64]
+    roomy = 1 + int(math.log2(max(1.0, min(shape[1:]) / 4)))
+    count = min(allowed_resolutions(*shape[1:]), roomy, 3)
+    return [32 * 2**i for i in range(count)]
+
+
+def check_kind(config: Config, data: Dataset) -> None:
+    """Refuse a recipe for series on other data, and other recipes on series."""
+    if data.raw.is_series and config.training.stages != ["variational"]:
+        raise InputError(
+            f"{data.name} holds series, which need the preset 'series' (or 'spirals'), or "
+            'training.stages=["variational"]'
+        )
+    if not data.raw.is_series and config.training.stages == ["variational"]:
+        raise InputError(
+            f"{data.name} holds no series: set data.series to the column that tells them apart, "
+            "or take the preset 'own'"
+        )
+
+
+def build_latent_ode(config: Config, data: Dataset) -> LatentODE:
+    """A fresh model of series."""
+    own = config.series.model_dump(exclude={"shortest", "kl", "kl_supervised", "beta", "draws"})
+    with default_dtype(getattr(torch, config.training.precision)):
+        torch.manual_seed(int(combine_seeds(config.training.seed)) % 2**63)
+        try:
+            return LatentODE(
+                data.shape[1] - 1,
+                data.factors if own["supervised"] else {},
+                tolerance=config.evaluation.tolerance,
+                training_tolerance=policy_from_config(config.tolerance),
+                **own,
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this model cannot be built for {data.name}: {error}") from None
+
+
+def check_matching(model: InfoCNF, separation: float) -> None:
+    """Refuse a model that matching cannot train."""
+    _ = model.flow.single  # says so itself
+    if model.code.heads and not separation:
+        raise ValueError("matching tells labels apart by model.separation, which is 0: set it to 1")

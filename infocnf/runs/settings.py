@@ -1,0 +1,260 @@
+"""Configurations from presets, files and ``key=value`` settings, with errors that help."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from infocnf.errors import InputError
+from infocnf.runs.config import Config, Recipe
+
+__all__ = [
+    "apply_settings",
+    "differences",
+    "explain",
+    "keys",
+    "parse_config",
+    "presets",
+    "read_config",
+    "to_toml",
+]
+
+
+PRESETS = files("infocnf.runs") / "presets"
+ALIASES = {  # of earlier versions
+    "model.place": "model.supervised_at",
+    "matching.confident": "matching.pseudo_label_threshold",
+    "matching.transport": "matching.coupling",
+    **{
+        f"{section}.{old}": f"{section}.{new}"
+        for section in ("training", "matching")
+        for old, new in (("drops", "milestones"), ("drop_factor", "gamma"))
+    },
+}
+VALUES: dict[str, dict[object, object]] = {"matching.coupling": {True: "ot", False: "independent"}}
+GONE = ("model.probes", "model.compile", "series.method", "series.steps")
+log = logging.getLogger("infocnf")
+
+
+def presets() -> list[str]:
+    """Names of the presets."""
+    names = (path.name for path in PRESETS.iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def read_tables(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tables of a preset or a file, over those of its ``base``."""
+    if source in above:
+        raise InputError(f"configuration {source} has itself as its base: change its base")
+    if source.endswith(".toml"):
+        try:
+            text = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"configuration {source} cannot be read ({error})") from None
+    elif source in presets():
+        text = (PRESETS / f"{source}.toml").read_text()
+    else:
+        hint = f"to train on it use --data {source}" if Path(source).exists() else ""
+        raise InputError(f"no preset is called {source!r}: {hint or suggest(source, presets())}")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"configuration {source} is not TOML: {error}") from None
+    tables = up_to_date(tables, source)
+    base = tables.pop("base", None)
+    return tables if base is None else merge(read_tables(str(base), (*above, source)), tables)
+
+
+def up_to_date(tables: dict[str, Any], source: str) -> dict[str, Any]:
+    """Tables of an earlier version by the present names of settings."""
+    found: dict[str, Any] = {}
+    for section, table in tables.items():
+        if not isinstance(table, dict) or section == "tolerance":
+            found[section] = table
+            continue
+        found[section] = {}
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            if name in GONE:
+                continue
+            new = ALIASES.get(name, name)
+            if new != name:
+                log.debug("%s: %s is now called %s", source, name, new)
+            if isinstance(value, bool):
+                value = VALUES.get(new, {}).get(value, value)
+            found[section][new.partition(".")[2]] = value
+    return found
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables with others laid over them; a tolerance policy is replaced as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both and key != "tolerance" else value
+    return merged
+
+
+def read_config(source: str, settings: Iterable[str] = ()) -> Config:
+    """The configuration of a preset or a ``.toml`` file, with settings ``key=value`` applied."""
+    return parse_config(apply_settings(read_tables(source), settings), source, trusted=True)
+
+
+def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Tables with ``key=value`` settings laid over them.
+
+    A policy that is named among the settings has the arguments among them, before or after its
+    name, and none of the tables.
+    """
+    policy: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = ALIASES.get(key.strip(), key.strip())
+        if not equals:
+            raise InputError(f"--set needs key=value, got {setting!r}")
+        known = [*keys(Config), "tolerance"]
+        if key not in known and not key.startswith("tolerance."):
+            raise InputError(f"no setting is called {key!r}: {suggest(key, known)}")
+        value: Any = value_of(text.strip())
+        if isinstance(value, bool):
+            value = VALUES.get(key, {}).get(value, value)
+        if key.startswith("tolerance."):
+            policy[key.removeprefix("tolerance.")] = value
+            before = tables.get("tolerance")
+            kept = before if isinstance(before, dict) and "name" not in policy else {}
+            tables = {**tables, "tolerance": {**kept, **policy}}
+            continue
+        if key == "tolerance":
+            policy = {}
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tables = merge(tables, value)
+    return tables
+
+
+def value_of(text: str) -> object:
+    """A TOML value, or the text itself where it is none; ``none`` for nothing."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_config(tables: dict[str, Any], source: str, trusted: bool = False) -> Config:
+    """A checked configuration, or an error of one line about the first thing that is wrong; one
+    that is ``trusted`` may name a tolerance policy of one's own, which is imported.
+    """
+    try:
+        return Config.model_validate(tables, context={"trusted": trusted})
+    except ValidationError as error:
+        first = error.errors()[0]
+        # pydantic names the member of a union it tried last: not part of the user's key
+        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function"))
+        if first["type"] == "extra_forbidden":
+            message = f"no setting is called {key!r}: {suggest(key, keys(Config))}"
+        else:
+            reason = first["msg"].removeprefix("Value error, ")
+            value = "" if ", got " in reason else f", got {first['input']!r}"
+            message = f"{key}: {reason[0].lower()}{reason[1:]}{value}"
+        place = f"preset {source}" if source in presets() else source
+        raise InputError(f"{message} (in {place})") from None
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All settings by their dotted names."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, or all of them."""
+    known = list(known)
+    near = get_close_matches(name, known, 1) or [
+        key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]
+    ]
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+
+
+def differences(one: Config, two: Config) -> list[str]:
+    """Names of the settings in which two configurations differ."""
+
+    def value(config: Config, key: str) -> object:
+        found: object = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        return found
+
+    return [key for key in keys(Config) if value(one, key) != value(two, key)]
+
+
+def explain(config: Config) -> str:
+    """The configuration as TOML with a word on every setting, also on those without a value."""
+    import tomli_w
+
+    lines = [tomli_w.dumps({"tolerance": config.tolerance}).rstrip()]
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        if not isinstance(section, BaseModel):
+            continue
+        lines += ["", f"[{name}]  # {(type(section).__doc__ or '').splitlines()[0]}"]
+        for key, inner in type(section).model_fields.items():
+            value = getattr(section, key)
+            shown = f"# {key} =" if value is None else one_line_toml(key, value)
+            lines.append(f"{shown:<34} # {inner.description}")
+    return "\n".join(lines) + "\n"
+
+
+def one_line_toml(key: str, value: object) -> str:
+    """A setting as TOML in one line."""
+    import json
+
+    if isinstance(value, list | str):
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    return f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+
+
+def to_toml(config: Config) -> str:
+    """The configuration in full."""
+    import tomli_w
+
+    return tomli_w.dumps(without_none(config.model_dump()))
+
+
+def without_none(value: Any) -> Any:  # noqa: ANN401
+    """Tables without the keys that have no value, which TOML cannot write."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def idle_settings(config: Config, settings: Iterable[str]) -> list[str]:
+    """Those of some ``key=value`` settings that have no effect on the run at hand."""
+    stages = config.training.stages
+    recipe = {f"training.{name}" for name in Recipe.model_fields}
+    idle = {
+        "matching.": "matching" not in stages,
+        "series.": "variational" not in stages,
+        "model.": "variational" in stages,
+        "objective.": "likelihood" not in stages,
+        "tolerance": stages == ["matching"],
+    }
+    keys_given = [setting.partition("=")[0].strip() for setting in settings]
+    return [
+        key
+        for key in (ALIASES.get(key, key) for key in keys_given)
+        if any(key.startswith(prefix) and gone for prefix, gone in idle.items())
+        or (key in recipe and stages == ["matching"])
+    ]
