@@ -33,7 +33,7 @@ docs: .venv/docs  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 bench: .venv/bench  ## measure against torchdiffeq, torchode, zuko and diffrax (an hour)
-	$(BIN)/infocnf bench --out docs
+	$(BIN)/python -m benchmarks --out docs
 
 clean:  ## remove what was installed and made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs  # runs are yours: kept

@@ -14,12 +14,12 @@ import numpy as np
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import SVC
 
-from infocnf.bench.measure import machine, publish
+from benchmarks.peers.measure import machine, publish
 from infocnf.data import load_data
-from infocnf.experiments.declaration import Recipe
 from infocnf.experiments.analysis import summary
-from infocnf.experiments.runner import Workshop
-from infocnf.training import Run
+from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.runner import ExperimentRunner
+from infocnf.runs import Run
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "labels.md"
@@ -33,8 +33,8 @@ Made by `python -m benchmarks.labels`: the 8x8 digits with {LABELS} labels, ten 
 150 more labelled images choose the epoch and what is read, 500 are the test set. Mean and standard
 deviation over {len(SEEDS)} seeds. All flows take about as many steps: 60 epochs of matching and
 one of maximum likelihood with 1,147 images, ten times as many epochs with 100.
-`matching.beta=0.05` for few labels and `matching.confident=0.9` were chosen on other divisions
-(seeds 10 to 12). Scikit-learn's estimators (a support vector machine at its defaults, label
+`matching.beta=0.05` for few labels and `matching.pseudo_label_threshold=0.9` were chosen on other
+divisions (seeds 10 to 12). Scikit-learn's estimators (a support vector machine at its defaults, label
 spreading over nearest neighbours) have the same images; with 250 labels they also learn those of
 the 150, which the flows do not train on.
 """
@@ -42,7 +42,7 @@ the 150, which the flows do not train on.
 FEW = (f"data.labelled={LABELS}", "matching.beta=0.05")
 ARMS = {
     "InfoCNF, all labels": (),
-    "InfoCNF, 100 labels and the other images": (*FEW, "matching.confident=0.9"),
+    "InfoCNF, 100 labels and the other images": (*FEW, "matching.pseudo_label_threshold=0.9"),
     "InfoCNF, 100 labels alone": (
         *FEW,
         "data.unlabelled=false",
@@ -93,16 +93,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "labels")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    workshop = Workshop(arguments.out, jobs=arguments.jobs)
+    runner = ExperimentRunner(arguments.out, jobs=arguments.jobs)
     recipes = {name: [recipe(own, seed) for seed in SEEDS] for name, own in ARMS.items()}
-    workshop.make(one for mine in recipes.values() for one in mine)
+    runner.make(one for mine in recipes.values() for one in mine)
 
     lines = [
         "| | " + " | ".join(title for title, _ in FIGURES.values()) + " |",
         "|" + "---|" * (len(FIGURES) + 1),
     ]
     for name, mine in recipes.items():
-        found = [Run.open(workshop.place(one)).read_json("evaluation.json") for one in mine]
+        found = [Run.open(runner.folder_of(one)).read_json("evaluation.json") for one in mine]
         found = [{**one, "one_step": one["one_step"]["error_percent"]} for one in found]
         cells = [text([one[key] for one in found], form) for key, (_, form) in FIGURES.items()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")

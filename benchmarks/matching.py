@@ -10,15 +10,17 @@ kept, so the command can be interrupted and given again.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import csv
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from benchmarks.tolerances import rows
-from infocnf.bench.measure import machine, publish
+from benchmarks.peers.measure import machine, publish, tell
+from infocnf.experiments.analysis import read_rows
+from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.runner import ExperimentRunner
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "matching.md"
@@ -161,28 +163,29 @@ class Point:
 
 def course(folder: Path) -> list[Point]:
     """The validations of a run."""
-    table = rows(folder)
-    seconds = accumulate(float(row["seconds"]) for row in table)
+    table, stages = read_rows(folder), stages_of(folder)
+    seconds = accumulate(row["seconds"] for row in table)
     evaluations = accumulate(
-        float(row["nfe_forward"] or 0.0) + float(row["nfe_backward"] or 0.0) for row in table
+        row.get("nfe_forward", 0.0) + row.get("nfe_backward", 0.0) for row in table
     )
-    found = []
-    for row, time, count in zip(table, seconds, evaluations, strict=True):
-        if row["validation_bits_per_dim"]:
-            once = row.get("validation_one_step_error_percent")
-            bits, error = (float(row[f"validation_{n}"]) for n in ("bits_per_dim", "error_percent"))
-            stage = row.get("stage") or "likelihood"
-            found.append(Point(time, count, bits, error, float(once) if once else None, stage))
-    return found
+    return [
+        Point(
+            time,
+            count,
+            row["validation_bits_per_dim"],
+            row["validation_error_percent"],
+            row.get("validation_one_step_error_percent"),
+            stage,
+        )
+        for row, time, count, stage in zip(table, seconds, evaluations, stages, strict=True)
+        if "validation_bits_per_dim" in row
+    ]
 
 
-def train(arm: Arm, common: Sequence[str], folder: Path) -> None:
-    """Train once, or what is left of it."""
-    resume = (folder / "config.toml").exists()  # which does nothing where nothing is left
-    sets = [word for setting in (*common, *arm.settings) for word in ("--set", setting)]
-    what = ["--resume"] if resume else [arm.preset, *sets]
-    command = [sys.executable, "-m", "infocnf", "train", *what, "--out", str(folder)]
-    subprocess.run(command, check=True)
+def stages_of(folder: Path) -> list[str]:
+    """What was being done in each epoch."""
+    with (folder / "metrics.csv").open() as file:
+        return [row.get("stage") or "likelihood" for row in csv.DictReader(file)]
 
 
 def first(points: Sequence[Point], reached: Callable[[Point], bool]) -> str:
@@ -253,13 +256,15 @@ def main() -> None:
     arguments = parser.parse_args()
 
     courses: dict[str, dict[str, list[Point]]] = {}
+    threads = os.cpu_count() or 1
     for name, task in TASKS.items():
-        place = (f"data.directory={arguments.data.absolute()}",) if name == "mnist" else ()
+        given = (f"data.directory={arguments.data.absolute()}",) if name == "mnist" else ()
+        runner = ExperimentRunner(arguments.out, given, threads=threads, told=tell)
         found = courses[name] = {}
         for arm in task.arms:
-            folder = arguments.out / name / arm.name.replace(",", "").replace(" ", "-")
-            train(arm, (*task.common, *place), folder)
-            points = course(folder)
+            recipe = Recipe(arm.preset, (*task.common, *arm.settings, "evaluation.limit=200"))
+            runner.make([recipe])
+            points = course(runner.folder_of(recipe))
             if arm.first:
                 found[arm.first] = [point for point in points if point.stage == "matching"]
             found[arm.name] = points

@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.peers.measure import machine, publish
+from benchmarks.peers.peers import Augmented
 from infocnf import InfoCNF
-from infocnf.bench.measure import machine, publish
-from infocnf.bench.peers import Augmented
+from infocnf.experiments.analysis import read_rows
 from infocnf.flows import ContinuousBlock
 from infocnf.objectives import likelihood_objective
 from infocnf.ode.divergence import draw_probes
 from infocnf.random import combine_seeds
-from infocnf.training import Run
-from infocnf.runs import checkpoints
+from infocnf.runs import Run, checkpoints
 from infocnf.runs.build import build_model
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "mnist-nfe.md"
@@ -136,27 +136,22 @@ def main() -> None:
     fresh = build_model(run.config, data).train()
     trained = build_model(run.config, data).train()
     saved = checkpoints.read(run.folder / "checkpoints" / "last.ckpt")
-    prefix = "model."
-    state = {
-        k.removeprefix(prefix): v for k, v in saved["state_dict"].items() if k.startswith(prefix)
-    }
-    trained.load_state_dict(state)
-    with (run.folder / "metrics.csv").open() as stream:
-        epoch = next(csv.DictReader(stream))
-    logged = float(epoch["nfe_forward"]) + float(epoch["nfe_backward"])
+    trained.load_state_dict(saved["weights"]["model"])
+    epoch = read_rows(run.folder)[0]
+    logged = epoch["nfe_forward"] + epoch["nfe_backward"]
 
     parts = [HEAD.format(batch=arguments.images, reference=reference), machine()]
     for title, model in (
         ("Weights as initialised", fresh),
-        (f"After {saved['global_step']} iterations", trained),
+        (f"After {saved['steps']} iterations", trained),
     ):
         print(title)
         parts += [f"## {title}", table(model, x, y, seeds)]
     parts.append(
-        f"Over the {saved['global_step']} iterations of that run (batch "
+        f"Over the {saved['steps']} iterations of that run (batch "
         f"{run.config.training.batch_size}, learning rate warming up as in the preset) the mean of "
-        f"`metrics.csv` is {logged:.0f}: {float(epoch['nfe_forward']):.0f} forward and "
-        f"{float(epoch['nfe_backward']):.0f} backward."
+        f"`metrics.csv` is {logged:.0f}: {epoch['nfe_forward']:.0f} forward and "
+        f"{epoch['nfe_backward']:.0f} backward."
     )
     publish(RESULT, parts)
     print(f"written: {RESULT}")

@@ -1,30 +1,30 @@
-"""The page of the paper's results: ``python -m benchmarks.paper`` puts the tables and pictures that
-``infocnf reproduce`` left in ``results/`` into ``docs/results/paper.md``, with what was found.
+"""The page of the paper's results: ``python -m benchmarks.paper`` makes ``docs/results/paper.md``
+of the tables and pictures that ``infocnf reproduce --out docs/results/paper`` left, with what was
+found.
 
 What was found is written by hand, below: a sentence for each, to be read beside the table.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from infocnf.experiments import EXPERIMENTS
 from infocnf.files import write
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results" / "paper.md"
-PICTURES = ROOT / "docs" / "images" / "paper"
+PAGE = ROOT / "docs" / "results" / "paper.md"
+RESULTS = ROOT / "docs" / "results" / "paper"
 
 HEAD = """# The paper's results
 
-Made by `infocnf reproduce all --data-dir FOLDER` and `python -m benchmarks.paper`: every table and
-figure of the paper at the scale of a laptop (8x8 digits, 14x14 MNIST; small multiscale flows, by
-maximum likelihood, as the paper does), three seeds each. *Ours* is the model that the validation
-split chose, on the test set; *least* is the paper's protocol, the minimum over epochs of the test
-set's figure. Numbers beside the paper's cannot be equal, since data and sizes differ; what can be
-compared is which arm is better. [How to run it](../reproduce.md); all figures, commands and
-`results.json` are in `results/`.
+Made by `infocnf reproduce all --data-dir FOLDER --out docs/results/paper` and `python -m
+benchmarks.paper`: every table and figure of the paper at the scale of a laptop (8x8 digits, 14x14
+MNIST; small multiscale flows, by maximum likelihood, as the paper does), three seeds each. *Ours*
+is the model that the validation split chose, on the test set; *least* is the paper's protocol, the
+minimum over epochs of the test set's figure. Numbers beside the paper's cannot be equal, since data
+and sizes differ; what can be compared is which arm is better. [How to run it](../reproduce.md);
+tables, pictures, commands and `results.json` of each are beside this page, in `paper/`.
 """
 
 FOUND = {
@@ -80,11 +80,8 @@ def section(name: str) -> str:
     lines += [FOUND.get(name, "*Not written up yet.*"), "\n".join(table)]
     if experiment.caption:
         lines.append(experiment.caption)
-    PICTURES.mkdir(parents=True, exist_ok=True)
     for picture in sorted(folder.glob("*.png")):
-        target = PICTURES / f"{name}-{picture.stem}.png"
-        shutil.copyfile(picture, target)
-        lines.append(f"![{experiment.title}](../images/paper/{target.name})")
+        lines.append(f"![{experiment.title}](paper/{name}/{picture.name})")
     return "\n\n".join(lines)
 
 

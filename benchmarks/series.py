@@ -17,19 +17,18 @@ import torch
 from torch import Tensor, nn
 from torchdiffeq import odeint
 
+from benchmarks.peers.measure import interleaved, machine, median, publish
 from infocnf import LatentODE
-from infocnf.bench.measure import interleaved, machine, median, publish
 from infocnf.data import load_data
 from infocnf.experiments import EXPERIMENTS
-from infocnf.experiments.declaration import Recipe
 from infocnf.experiments.analysis import summary
-from infocnf.experiments.runner import gather, recipes_of
-from infocnf.experiments.runner import Workshop
-from infocnf.experiments.scales import LAPTOP
+from infocnf.experiments.declaration import Recipe
 from infocnf.experiments.paper import BASELINE, PARTITIONED
+from infocnf.experiments.runner import ExperimentRunner, gather, recipes_of
+from infocnf.experiments.scales import LAPTOP
 from infocnf.objectives import variational_objective
 from infocnf.random import combine_seeds
-from infocnf.training import Run
+from infocnf.runs import Run
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "series.md"
@@ -135,11 +134,11 @@ def spread(values: list[float], form: str = ".3f") -> str:
     return "" if found is None else found.text(form)
 
 
-def quality(workshop: Workshop) -> str:
+def quality(runner: ExperimentRunner) -> str:
     """The table of spirals: the runs of ``infocnf reproduce spirals``."""
     experiment = EXPERIMENTS["spirals"]
-    workshop.make(recipe for _, _, recipe in recipes_of(experiment, LAPTOP))
-    found = gather(experiment, LAPTOP, workshop).outcomes
+    runner.make(recipe for _, _, recipe in recipes_of(experiment, LAPTOP))
+    found = gather(experiment, LAPTOP, runner).outcomes
     arms = {name: [outcome.evaluation for outcome in found[name]] for name in found}
     rows = {"within the window": "rmse_fit", "after it": "rmse_after", "before it": "rmse_before"}
     lines = ["| | baseline | partitioned | ratio of means |", "|---|---|---|---|"]
@@ -162,11 +161,11 @@ def quality(workshop: Workshop) -> str:
     return text + "\n" + "\n".join(lines)
 
 
-def vowels(workshop: Workshop, seeds: Sequence[int] = LAPTOP.seeds) -> str:
+def vowels(runner: ExperimentRunner, seeds: Sequence[int] = LAPTOP.seeds) -> str:
     """The table of speakers."""
     recipes = [Recipe("japanese-vowels", (f"training.seed={seed}",)) for seed in seeds]
-    workshop.make(recipes)
-    found = [Run.open(workshop.place(one)).read_json("evaluation.json") for one in recipes]
+    runner.make(recipes)
+    found = [Run.open(runner.folder_of(one)).read_json("evaluation.json") for one in recipes]
     wrong = spread([run["error_percent"] for run in found], ".2f")
     fit = spread([run["rmse_fit"] for run in found])
     return "\n".join(
@@ -192,9 +191,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
 
-    workshop = Workshop(arguments.out, (f"data.directory={str(arguments.data)!r}",), jobs=2)
+    runner = ExperimentRunner(arguments.out, (f"data.directory={str(arguments.data)!r}",), jobs=2)
     parts = [HEAD, machine(), speed(arguments.rounds, arguments.threads)]
-    publish(RESULT, [*parts, quality(workshop), vowels(workshop)])
+    publish(RESULT, [*parts, quality(runner), vowels(runner)])
     print(f"written: {RESULT}")
 
 

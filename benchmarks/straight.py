@@ -6,14 +6,15 @@ of the field beside bits per dimension.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
+import os
 from pathlib import Path
-from typing import Any
 
-from benchmarks.matching import MATCHING, ROOT, Arm, train
-from infocnf.bench.measure import machine, publish
+from benchmarks.matching import MATCHING, ROOT, Arm
+from benchmarks.peers.measure import machine, publish, tell
+from infocnf.cli.app import run as infocnf
+from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.runner import ExperimentRunner
+from infocnf.runs import Run
 
 RESULT = ROOT / "docs" / "results" / "straight.md"
 
@@ -22,12 +23,12 @@ HEAD = """# Straighter paths
 Made by `python -m benchmarks.straight`: 8x8 digits, 20 epochs of matching, then one of likelihood
 with a penalty on the paths' kinetic energy or on their Jacobian (`objective.kinetic`,
 `objective.jacobian`), or with codes dealt out by optimal transport in matching
-(`matching.transport`). The model after the last epoch is evaluated on the 150 validation images, at
+(`matching.coupling`). The model after the last epoch is evaluated on the 150 validation images, at
 tolerance 1e-5 and at the loosest that keeps log p within 0.001 bits/dim. One seed.
 """
 
 COMMON = ("matching.epochs=20", "training.select=last")
-DEALT = "matching.transport=true"
+DEALT = "matching.coupling=ot"
 ARMS = (
     Arm("matching", "digits-matching", (MATCHING,)),
     Arm("matching, transport", "digits-matching", (MATCHING, DEALT)),
@@ -38,30 +39,24 @@ ARMS = (
 )
 
 
-def evaluated(folder: Path) -> dict[str, Any]:
-    """The figures of a run on its validation part."""
-    found = folder / "evaluation-validation.json"
-    if not found.exists():
-        command = [sys.executable, "-m", "infocnf", "evaluate", str(folder), "--part", "validation"]
-        subprocess.run(command, check=True)
-    figures: dict[str, Any] = json.loads(found.read_text())
-    return figures
-
-
 def main() -> None:
     """Train, evaluate, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "straight")
     arguments = parser.parse_args()
 
+    runner = ExperimentRunner(arguments.out, threads=os.cpu_count() or 1, told=tell)
     lines = [
         "| | bits/dim | NFE at 1e-5 | NFE within 0.001 |",
         "|---|---|---|---|",
     ]
     for arm in ARMS:
-        folder = arguments.out / arm.name.replace(",", "").replace(" ", "-")
-        train(arm, COMMON, folder)
-        found = evaluated(folder)
+        recipe = Recipe(arm.preset, (*COMMON, *arm.settings))
+        runner.make([recipe])
+        folder = runner.folder_of(recipe)
+        if not (folder / "evaluation-validation.json").exists():
+            infocnf(["evaluate", str(folder), "--part", "validation"])
+        found = Run(folder).read_json("evaluation-validation.json")
         lines.append(
             f"| {arm.name} | {found['bits_per_dim']:.3f} | {found['nfe_forward']:.0f} "
             f"| {found['within_budget']['nfe_forward']:.0f} |"

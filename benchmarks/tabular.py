@@ -24,7 +24,7 @@ from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from infocnf.bench.measure import machine, publish
+from benchmarks.peers.measure import machine, publish
 from infocnf.estimators import InfoCNFClassifier, InfoCNFRegressor
 
 ROOT = Path(__file__).parent.parent

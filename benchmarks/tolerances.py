@@ -9,15 +9,9 @@ can be interrupted and given again.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -27,11 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infocnf.bench.measure import interleaved, machine, median, publish
+from benchmarks.peers.measure import interleaved, machine, median, publish, tell
+from infocnf.experiments.analysis import read_rows
+from infocnf.experiments.declaration import Recipe
+from infocnf.experiments.runner import ExperimentRunner
 from infocnf.models import InfoCNF
 from infocnf.objectives import likelihood_objective
 from infocnf.random import combine_seeds
-from infocnf.training import Run
+from infocnf.runs import Run
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "docs" / "results" / "tolerances.md"
@@ -87,24 +84,22 @@ class Arm:
     folders: tuple[Path, ...]
 
     def epochs(self, name: str) -> list[list[float]]:
-        """A column of ``metrics.csv`` for each seed."""
-        return [[number(row.get(name)) for row in rows(folder)] for folder in self.folders]
+        """A column of ``metrics.csv`` for each seed; zero where it is empty."""
+        return [[row.get(name, 0.0) for row in read_rows(folder)] for folder in self.folders]
 
     def means(self, name: str) -> list[float]:
         """A column's mean over the epochs, for each seed; zero where there is no such column."""
         return [statistics.fmean(values) for values in self.epochs(name)]
 
     def evaluated(self, name: str) -> list[float]:
-        """A figure of the test set for each seed."""
-        return [
-            json.loads((folder / "evaluation.json").read_text())[name] for folder in self.folders
-        ]
+        """A metric of the test set for each seed."""
+        return [Run(folder).read_json("evaluation.json")[name] for folder in self.folders]
 
     @property
     def blocks(self) -> int:
         """Number of blocks of the flow."""
         return sum(
-            name.startswith("nfe_") and name[4:].isdigit() for name in rows(self.folders[0])[0]
+            name.startswith("nfe_") and name[4:].isdigit() for name in read_rows(self.folders[0])[0]
         )
 
     def typical_tolerance(self) -> float:
@@ -123,55 +118,23 @@ class Arm:
         return statistics.fmean(math.log10(t) - 0.5 * math.log(10.0) * s**2 for t, s in pairs)
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
-    """The rows of ``metrics.csv``."""
-    with (folder / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def number(text: str | None) -> float:
-    """A figure, zero where it is empty."""
-    return float(text) if text else 0.0
-
-
 # ----------------------------------------------------------------------------------- training
 
 
-def train(out: Path, arms: Mapping[str, tuple[str, ...]], seeds: int, workers: int) -> list[Arm]:
+def train(
+    runner: ExperimentRunner, arms: Mapping[str, tuple[str, ...]], seeds: Sequence[int]
+) -> list[Arm]:
     """Runs of arms, made where they are missing: seed by seed, so that arms take turns."""
-    jobs, made = [], []
-    for name, settings in arms.items():
-        slug = "".join(c if c.isalnum() else "-" for c in name).strip("-")
-        folders = tuple(out / f"{slug}-{seed}" for seed in range(seeds))
-        made.append(Arm(name, settings, folders))
-        jobs += [(seed, folder, settings) for seed, folder in enumerate(folders)]
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda job: run(*job), sorted(jobs, key=lambda job: job[0])))
-    return made
 
+    def recipe(settings: Sequence[str], seed: int) -> Recipe:
+        own = (f"tolerance.{setting}" for setting in settings)
+        return Recipe("digits-likelihood", (*COMMON, *own, f"training.seed={seed}"))
 
-def run(seed: int, folder: Path, settings: Sequence[str]) -> None:
-    """Train and evaluate once, or what is left of it."""
-    python = [sys.executable, "-m", "infocnf"]
-    given = [*COMMON, *(f"tolerance.{s}" for s in settings), f"training.seed={seed}"]
-    sets = [word for setting in given for word in ("--set", setting)]
-    if not (folder / "evaluation.json").exists():
-        resume = ["--resume"] if (folder / "config.toml").exists() else []
-        what = resume or ["digits-likelihood", *sets]
-        call([*python, "train", *what, "--out", str(folder)])
-        call([*python, "evaluate", str(folder)])
-    print(folder.name, flush=True)
-
-
-def call(command: Sequence[str]) -> None:
-    """Run a command on one core."""
-    subprocess.run(
-        command,
-        check=True,
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    runner.make(recipe(settings, seed) for seed in seeds for settings in arms.values())
+    return [
+        Arm(name, settings, tuple(runner.folder_of(recipe(settings, seed)) for seed in seeds))
+        for name, settings in arms.items()
+    ]
 
 
 def matched(arms: Sequence[Arm]) -> dict[str, tuple[str, ...]]:
@@ -445,7 +408,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the timing")
     given = parser.parse_args()
 
-    make = partial(train, given.out, seeds=given.seeds, workers=given.workers)
+    runner = ExperimentRunner(given.out, jobs=given.workers, told=tell)
+    make = partial(train, runner, seeds=range(given.seeds))
     arms = make(arms=FIRST)
     arms = [*arms, *make(arms=matched(arms))]
     order = [
@@ -459,7 +423,7 @@ def main() -> None:
     ]
     arms.sort(key=lambda arm: next(i for i, key in enumerate(order) if arm.name.startswith(key)))
     config = Run.open(arms[0].folders[0]).config.training
-    steps = int(float(rows(arms[0].folders[0])[-1]["step"]))
+    steps = int(read_rows(arms[0].folders[0])[-1]["step"])
     seconds, errors = endings(arms, given.rounds)
     draw(arms, PICTURE)
     head = HEAD.format(steps=steps, batch=config.batch_size, seeds=given.seeds)

@@ -1,4 +1,4 @@
-"""The model of the package: read digits, judge strange ones, draw and change them.
+"""The model of the package: read digits, find outliers, draw and change them.
 
 python examples/digits.py        # writes outputs/digits.png
 """
@@ -11,11 +11,11 @@ import torch
 
 import infocnf
 from infocnf import InfoCNF
-from infocnf.evaluation.outliers import auroc, strange_examples
+from infocnf.evaluation.outliers import auroc, make_outliers
 from infocnf.files import write
 from infocnf.reports.figures import grid
 from infocnf.reports.samples import counterfactual_grid
-from infocnf.training import Run
+from infocnf.runs import Run
 
 
 def main(count: int = 100, out: Path = Path("outputs/digits.png")) -> dict[str, float]:
@@ -25,14 +25,14 @@ def main(count: int = 100, out: Path = Path("outputs/digits.png")) -> dict[str, 
     raw, labels = run.data().examples("test")
     raw, y = raw[:count], labels["label"][:count]
     x = run.preparation(raw, model.dtype)
-    read = model.predict(x, read="one_step")
+    read = model.predict(x, readout="one_step")
 
     def code_distance(images: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             code = model.encode(run.preparation(images, model.dtype), tolerance=1e-2)
         return model.code.distance(code.supervised)
 
-    turned = strange_examples(raw, run.preparation.levels)["upside down"]
+    turned = make_outliers(raw, run.preparation.levels)["upside down"]
     area = auroc(code_distance(raw), code_distance(turned))
 
     firsts = [int((y == digit).nonzero()[0]) for digit in (3, 7)]

@@ -14,13 +14,16 @@ __all__ = ["Categorical", "InfoCNF", "LatentODE", "Real", "load"]
 _HOMES = dict.fromkeys(__all__, "infocnf.models")
 _PACKAGES = (
     "data",
+    "estimators",
     "evaluation",
     "flows",
+    "matching",
     "models",
     "networks",
     "objectives",
     "ode",
     "reports",
+    "runs",
     "tolerances",
     "training",
 )

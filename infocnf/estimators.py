@@ -252,6 +252,7 @@ class FlowEstimator(BaseEstimator):
 
     def logits(self, X: Any) -> dict[str, Tensor]:
         """What the model says of labels: in one evaluation of its field where it was matched."""
+        check_is_fitted(self)
         readout = "one_step" if self.model_.has_one_step else "flow"
         return self.collect(X, lambda x, _: self.model_.logits(x, self.tolerance, readout=readout))
 
@@ -314,7 +315,8 @@ class InfoCNFClassifier(ClassifierMixin, FlowEstimator):
         classes none is surer than (n + 1) / (n + k), the rule of succession, for what is read in
         one step can be exactly 0.
         """
-        factor, logits = self.model_.factors[TARGET], self.logits(X)[TARGET]
+        logits = self.logits(X)[TARGET]
+        factor = self.model_.factors[TARGET]
         probabilities = factor.distribution(logits.double())
         assert isinstance(probabilities, Tensor)
         probabilities = probabilities / probabilities.sum(1, keepdim=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from infocnf.bench.curves import Contender, Outcome
-from infocnf.bench.peers import PEERS, PeerBlock, base_loss, installed, with_peer
+from benchmarks.peers.curves import Contender, Outcome
+from benchmarks.peers.peers import PEERS, PeerBlock, base_loss, installed, with_peer
 from infocnf.flows import Traversal
 from infocnf.random import combine_seeds
 from infocnf.tolerances import Fixed
@@ -25,9 +25,8 @@ def solved(
     """Code and log-determinant of samples, and the account."""
     traversal = Traversal(
         Fixed(tolerance),
-        gradient=gradient,
+        {"stepping": "shared", "gradient": gradient, **how},
         seeds=combine_seeds(0, torch.arange(len(x))),
-        **{"stepping": "shared", **how},  # type: ignore[arg-type]
     )
     return *flow(x, traversal), traversal
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from infocnf.bench.measure import allocated, interleaved, median
+from benchmarks.peers.measure import allocated, interleaved, median
 
 __all__ = ["Contender", "Curve", "Outcome", "Point", "cells", "plot", "sweep", "table"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 
-from infocnf.bench import jax_peer
-from infocnf.bench.contenders import densities, density, rms_error
-from infocnf.bench.context import Context
-from infocnf.bench.curves import plot, sweep, table, with_peaks
-from infocnf.bench.flows import prepare
-from infocnf.bench.peers import installed
+from benchmarks.peers import jax_peer
+from benchmarks.peers.contenders import densities, density, rms_error
+from benchmarks.peers.context import Context
+from benchmarks.peers.curves import plot, sweep, table, with_peaks
+from benchmarks.peers.flows import prepare
+from benchmarks.peers.peers import installed
 
 __all__ = ["section"]
 

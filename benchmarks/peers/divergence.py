@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from infocnf.bench.context import Context
-from infocnf.bench.measure import interleaved, median
+from benchmarks.peers.context import Context
+from benchmarks.peers.measure import interleaved, median
 from infocnf.networks import ConvField
 from infocnf.ode.divergence import divergence
 

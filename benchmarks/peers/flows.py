@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from infocnf.bench.peers import base_loss
+from benchmarks.peers.peers import base_loss
 from infocnf.flows import Traversal
 from infocnf.models import InfoCNF
 from infocnf.random import combine_seeds
@@ -117,11 +117,9 @@ def prepare(name: str, folder: Path, say: Callable[[str], None]) -> Bench:
         rows = torch.randint(len(train), (recipe.batch,))
         traversal = Traversal(
             Fixed(1e-3),
-            "shared",
-            "checkpoint",
+            {"stepping": "shared", "method": "bosh3"},
             seeds=combine_seeds(step, rows),
             warm=True,
-            method="bosh3",
         )
         loss = base_loss(*flow(train[rows], traversal))
         optimiser.zero_grad()

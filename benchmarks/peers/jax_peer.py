@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infocnf.bench.curves import Contender, Outcome
+from benchmarks.peers.curves import Contender, Outcome
 from infocnf.flows import ContinuousBlock
 from infocnf.ode.divergence import draw_probes
 from infocnf.random import combine_seeds

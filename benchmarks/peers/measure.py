@@ -108,3 +108,9 @@ def between(page: str, name: str) -> str:
     """What stands between the marks of a part, if anything."""
     mark = f"<!-- {name} -->"
     return page.split(mark, 1)[1].split("<!-- end -->", 1)[0].strip() if mark in page else ""
+
+
+def tell(name: str, done: int, total: int) -> None:
+    """A line for each run that is done."""
+    if done == total:
+        print(f"{name}: {total} epochs", flush=True)

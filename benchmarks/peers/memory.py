@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from infocnf.bench.contenders import gradients
-from infocnf.bench.context import Context
-from infocnf.bench.curves import Outcome
-from infocnf.bench.flows import prepare
-from infocnf.bench.measure import allocated
+from benchmarks.peers.contenders import gradients
+from benchmarks.peers.context import Context
+from benchmarks.peers.curves import Outcome
+from benchmarks.peers.flows import prepare
+from benchmarks.peers.measure import allocated
 
 __all__ = ["section"]
 

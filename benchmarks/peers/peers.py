@@ -135,7 +135,7 @@ def installed(package: str, say: Callable[[str], None] = lambda _: None) -> bool
 class PeerBlock(Bijection):
     """A continuous block solved by a peer."""
 
-    def __init__(self, block: ContinuousBlock, integrate: Any, stacked: bool) -> None:  # noqa: ANN401
+    def __init__(self, block: ContinuousBlock, integrate: Any, stacked: bool) -> None:
         super().__init__()
         self.field, self.index = block.dynamics.field, block.index
         self.exact, self.probes, self.count = block.exact, block.probes, block.probe_count

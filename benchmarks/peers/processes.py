@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from infocnf.bench.context import Context
-from infocnf.bench.measure import median
+from benchmarks.peers.context import Context
+from benchmarks.peers.measure import median
 from infocnf.errors import WorkError
 
 __all__ = ["section"]

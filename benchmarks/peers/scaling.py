@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from infocnf.bench.contenders import density, iteration
-from infocnf.bench.context import Context
-from infocnf.bench.curves import Contender, Outcome, remember
-from infocnf.bench.flows import prepare
-from infocnf.bench.measure import interleaved, median
-from infocnf.bench.peers import FFJORD, installed, with_peer
+from benchmarks.peers.contenders import density, iteration
+from benchmarks.peers.context import Context
+from benchmarks.peers.curves import Contender, Outcome, remember
+from benchmarks.peers.flows import prepare
+from benchmarks.peers.measure import interleaved, median
+from benchmarks.peers.peers import FFJORD, installed, with_peer
 from infocnf.models import InfoCNF
 
 __all__ = ["by_samples", "section"]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infocnf.bench import jax_peer
-from infocnf.bench.contenders import rms_error
-from infocnf.bench.context import Context
-from infocnf.bench.curves import Contender, Outcome, plot, remember, sweep, table
-from infocnf.bench.measure import interleaved, median
-from infocnf.bench.peers import installed
+from benchmarks.peers import jax_peer
+from benchmarks.peers.contenders import rms_error
+from benchmarks.peers.context import Context
+from benchmarks.peers.curves import Contender, Outcome, plot, remember, sweep, table
+from benchmarks.peers.measure import interleaved, median
+from benchmarks.peers.peers import installed
 from infocnf.ode import solve
 
 __all__ = ["section"]
@@ -55,12 +55,12 @@ def lorenz(_: Tensor, y: Tensor) -> Tensor:
     return torch.stack([10.0 * (b - a), a * (28.0 - c) - b, a * b - 8.0 / 3.0 * c], -1)
 
 
-def jax_spiral(jnp: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+def jax_spiral(jnp: Any) -> Callable[[Any, Any], Any]:
     """The spiral of one sample."""
     return lambda _, y: (y**3) @ jnp.asarray(SPIRAL)
 
 
-def jax_lorenz(jnp: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+def jax_lorenz(jnp: Any) -> Callable[[Any, Any], Any]:
     """Lorenz's equations of one sample."""
     return lambda _, y: jnp.stack(
         [10.0 * (y[1] - y[0]), y[0] * (28.0 - y[2]) - y[1], y[0] * y[1] - 8.0 / 3.0 * y[2]]

@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from infocnf.bench.contenders import densities, density, rms_error
-from infocnf.bench.context import Context
-from infocnf.bench.curves import cheapest, plot, sweep, table, with_peaks
+from benchmarks.peers.contenders import densities, density, rms_error
+from benchmarks.peers.context import Context
+from benchmarks.peers.curves import cheapest, plot, sweep, table, with_peaks
 from infocnf.flows import Chain, ContinuousBlock
 from infocnf.networks import DenseField
 

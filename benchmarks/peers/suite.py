@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from infocnf.bench import (
+from benchmarks.peers import (
     density,
     divergence,
     memory,
@@ -17,8 +17,8 @@ from infocnf.bench import (
     stiff,
     training,
 )
-from infocnf.bench.context import Context
-from infocnf.bench.measure import machine, publish_part
+from benchmarks.peers.context import Context
+from benchmarks.peers.measure import machine, publish_part
 from infocnf.errors import InputError
 
 __all__ = ["PARTS", "run"]
@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[str, Callable[[Context], str]]] = {
 
 HEAD = """# Benchmarks
 
-Made by `infocnf bench`. Every table is one interleaved run of all its rows on the same data,
+Made by `make bench`. Every table is one interleaved run of all its rows on the same data,
 weights and probes. Times are medians, and only their ratios within a table mean anything: the
 machine is shared. Every contender is swept over tolerances; a row shows the cheapest tolerance
 that is exact enough, and the last column compares times at the *same error*, interpolated between

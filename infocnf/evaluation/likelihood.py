@@ -277,9 +277,9 @@ def evaluate(
     evaluations = found["evaluations"].double()
     return Evaluation(
         examples=len(x),
-        tolerance=found["tolerances"].mean(0).tolist()
-        if not isinstance(policy, Fixed)
-        else float(policy.tolerance),
+        tolerance=float(policy.tolerance)
+        if isinstance(policy, Fixed) and not isinstance(tolerance, Policy)
+        else found["tolerances"].mean(0).tolist(),
         trace="exact" if all(block.exact for block in model.blocks) else "hutchinson",
         error_percent=mean_of(factors, "error_percent"),
         bits_per_dim=float(conditional.mean()),

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-PLACES: dict[str, Any] = {"data": {"directory", "path"}, "trainer": True}  # where, not what
+NOT_IDENTITY: dict[str, Any] = {"data": {"directory", "path"}, "trainer": True}  # where, not what
 
 
 ProgressCallback = Callable[[str, int, int], None]  # of a run, its epochs so far, and of how many
@@ -52,7 +52,7 @@ def identity(recipe: Recipe) -> str:
     """The name of a run: its data, and a digest of all that decides what is trained."""
     config = recipe.config
     # a setting that comes later, at its default, leaves the names of old runs alone
-    plain = config.model_dump(mode="json", exclude=PLACES, exclude_defaults=True)
+    plain = config.model_dump(mode="json", exclude=NOT_IDENTITY, exclude_defaults=True)
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     return f"{config.data.name}-{digest[:12]}"
 
@@ -72,16 +72,17 @@ class ExperimentRunner:
     settings: tuple[str, ...] = ()
     jobs: int = 1
     told: ProgressCallback = lambda name, done, total: None
+    threads: int = 1
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     stopping: bool = False
 
-    def place(self, recipe: Recipe) -> Path:
+    def folder_of(self, recipe: Recipe) -> Path:
         """Where a run is."""
         return self.folder / identity(recipe)
 
     def is_done(self, recipe: Recipe) -> bool:
         """Whether a run is trained and evaluated."""
-        return (self.place(recipe) / "evaluation.json").is_file()
+        return (self.folder_of(recipe) / "evaluation.json").is_file()
 
     def make(self, recipes: Iterable[Recipe]) -> None:
         """Train and evaluate what is missing; what can be done is done before a failure is told."""
@@ -106,35 +107,35 @@ class ExperimentRunner:
 
     def finish(self, recipe: Recipe) -> None:
         """Train and evaluate one run, from wherever it was left."""
-        place = self.place(recipe)
-        with (self.folder / f"{place.name}.log").open("ab") as log:
+        run_folder = self.folder_of(recipe)
+        with (self.folder / f"{run_folder.name}.log").open("ab") as log:
             fcntl.flock(log, fcntl.LOCK_EX)  # the child has it, too, and keeps it if we die
             if self.stopping or self.is_done(recipe):
                 return
-            if len(rows_so_far(place)) < epochs_of(recipe.config):
-                self.call(self.training(recipe, place), log, recipe)
+            if len(rows_so_far(run_folder)) < epochs_of(recipe.config):
+                self.call(self.training(recipe, run_folder), log, recipe)
             if not self.stopping:
-                self.call(["evaluate", str(place)], log, recipe)
+                self.call(["evaluate", str(run_folder)], log, recipe)
 
-    def training(self, recipe: Recipe, place: Path) -> list[str]:
+    def training(self, recipe: Recipe, run_folder: Path) -> list[str]:
         """Arguments that continue a run, or begin it over what was left by one that was stopped
         before its first checkpoint.
         """
-        if any((place / "checkpoints").glob("*.ckpt")):
-            return ["train", "--resume", "--out", str(place)]
+        if any((run_folder / "checkpoints").glob("*.ckpt")):
+            return ["train", "--resume", "--out", str(run_folder)]
         settings = (*recipe.settings, *self.settings)
         given = [part for setting in settings for part in ("--set", setting)]
-        return ["train", recipe.preset, *given, "--out", str(place), "--overwrite"]
+        return ["train", recipe.preset, *given, "--out", str(run_folder), "--overwrite"]
 
     def call(self, arguments: Sequence[str], log: Any, recipe: Recipe) -> None:  # noqa: ANN401
-        """Run a command of the package on one core, and tell of its progress."""
-        place = self.place(recipe)
+        """Run a command of the package, and tell of its progress."""
+        run_folder = self.folder_of(recipe)
         child = subprocess.Popen(
             [sys.executable, "-m", "infocnf", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
         self.children.append(child)
@@ -146,13 +147,13 @@ class ExperimentRunner:
                 break
             except subprocess.TimeoutExpired:
                 pass
-            self.told(place.name, len(rows_so_far(place)), epochs_of(recipe.config))
+            self.told(run_folder.name, len(rows_so_far(run_folder)), epochs_of(recipe.config))
         self.children.remove(child)
-        self.told(place.name, len(rows_so_far(place)), epochs_of(recipe.config))
+        self.told(run_folder.name, len(rows_so_far(run_folder)), epochs_of(recipe.config))
         if code and not self.stopping:
             raise WorkError(
-                f"'infocnf {arguments[0]}' of {place.name} failed: see {self.folder}/"
-                f"{place.name}.log; the same command tries again"
+                f"'infocnf {arguments[0]}' of {run_folder.name} failed: see {self.folder}/"
+                f"{run_folder.name}.log; the same command tries again"
             )
 
     def stop(self) -> None:
@@ -163,7 +164,7 @@ class ExperimentRunner:
 
     def probe(self, recipe: Recipe, probe: Probe, scale: Scale) -> dict[str, Any]:
         """What a probe finds in a run; it is measured once."""
-        run = Run.open(self.place(recipe))
+        run = Run.open(self.folder_of(recipe))
         path = self.folder / f"{run.folder.name}.{probe.name}-{scale.name}.json"
         if path.is_file():
             kept: dict[str, Any] = json.loads(path.read_text())
@@ -174,9 +175,9 @@ class ExperimentRunner:
         return found
 
 
-def rows_so_far(place: Path) -> list[dict[str, float]]:
+def rows_so_far(run_folder: Path) -> list[dict[str, float]]:
     """The epochs that a run has behind it."""
-    return read_rows(place) if (place / "metrics.csv").is_file() else []
+    return read_rows(run_folder) if (run_folder / "metrics.csv").is_file() else []
 
 
 class forwarding:  # noqa: N801
@@ -218,7 +219,7 @@ def learned_mean(arm: Arm, scale: Scale, runner: ExperimentRunner) -> float | No
     recipes = [arm.recipe(scale, seed) for seed in scale.seeds]
     if not all(runner.is_done(recipe) for recipe in recipes):
         return None
-    found = summary([mean_tolerance(read_rows(runner.place(recipe))) for recipe in recipes])
+    found = summary([mean_tolerance(read_rows(runner.folder_of(recipe))) for recipe in recipes])
     return None if found is None else found.mean
 
 
@@ -246,10 +247,10 @@ def gather(experiment: Experiment, scale: Scale, runner: ExperimentRunner) -> Re
     runs: dict[str, list[Result]] = {}
     for arm, seed, recipe in recipes_of(experiment, scale, runner):
         probes = {probe.name: runner.probe(recipe, probe, scale) for probe in experiment.probes}
-        place = runner.place(recipe)
-        evaluation = Run.open(place).read_json("evaluation.json")
+        run_folder = runner.folder_of(recipe)
+        evaluation = Run.open(run_folder).read_json("evaluation.json")
         runs.setdefault(arm.name, []).append(
-            Result(seed, recipe, place, read_rows(place), evaluation, probes)
+            Result(seed, recipe, run_folder, read_rows(run_folder), evaluation, probes)
         )
     return Results(experiment, scale, runs)
 

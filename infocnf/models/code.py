@@ -139,7 +139,7 @@ class FactorHead(nn.Module):
             goes on to point there.
     """
 
-    patterns: Tensor
+    signs: Tensor
 
     def __init__(self, factor: Factor, features: int, dropout: float) -> None:
         super().__init__()
@@ -147,9 +147,15 @@ class FactorHead(nn.Module):
         self.prior = nn.Linear(factor.inputs, 2 * features)
         self.classifier = nn.Linear(features, factor.outputs)
         self.dropout = nn.Dropout(dropout)  # only its rate, where masks come from seeds
-        self.register_buffer("patterns", torch.zeros(factor.inputs, features), persistent=False)
+        self.register_buffer("signs", torch.zeros(factor.inputs, features), persistent=False)
+        self.distance = 0.0
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
+
+    @property
+    def patterns(self) -> Tensor:
+        """See above: signs, and how far from zero."""
+        return self.distance * self.signs
 
     @torch.no_grad()
     def separate(self, cells: Tensor, distance: float) -> None:
@@ -160,7 +166,8 @@ class FactorHead(nn.Module):
             distance: The number :math:`m`.
         """
         signs = sign_codes(self.prior.in_features, int(cells.max()) + 1)
-        self.patterns.copy_(distance * signs[:, cells])
+        self.signs.copy_(signs[:, cells])
+        self.distance = distance
         self.prior.weight[: len(cells)] = self.patterns.t()
         self.decide()
 

@@ -31,6 +31,7 @@ from infocnf.models.factors import Factor
 from infocnf.models.readout import check_readout
 from infocnf.networks.sharpened import Sharpened
 from infocnf.ode import SolverOptions
+from infocnf.ode.tableaus import tableau
 from infocnf.random import sample_seeds
 from infocnf.tolerances import BlockShape, Fixed
 
@@ -134,8 +135,11 @@ class InfoCNF(PartitionedModel):
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
         solver = SolverOptions(method, gradient=gradient, steps=steps, max_steps=max_steps)
+        self.gradient = gradient
         self.training_solver: dict[str, Any] = {}
         if training_method is not None:
+            if not tableau(training_method).adaptive:
+                raise ValueError(f"training_method must be adaptive, got {training_method!r}")
             self.training_solver = {"method": training_method, "steps": None}
         self.check_solver(solver)
 
@@ -180,7 +184,7 @@ class InfoCNF(PartitionedModel):
 
     def check_solver(self, solver: SolverOptions) -> None:
         """Refuse a solver whose tolerance nobody asks for."""
-        used = replace(solver, **self.training_solver)  # which must be adaptive
+        used = replace(solver, **self.training_solver)
         if not used.adaptive and not isinstance(self.policy, Fixed):
             raise ValueError(
                 f"{used.method} has no tolerance: leave the policy fixed, or use dopri5"
@@ -232,8 +236,13 @@ class InfoCNF(PartitionedModel):
         self.check_input(x)
         if log_det and seeds is None:
             seeds = self.seeds(x, generator)
-        traversal = self.traversal(tolerance, stepping, context, len(x), seeds if log_det else None)
-        traversal = replace(traversal, auxiliary=auxiliary)
+        traversal = self.traversal(
+            tolerance,
+            stepping=stepping,
+            context=self.check_context(context, len(x)),
+            seeds=seeds if log_det else None,
+            auxiliary=auxiliary,
+        )
         z, total = self.flow(x, traversal)
         z_y, z_u = self.code.split(z)
 
@@ -244,7 +253,8 @@ class InfoCNF(PartitionedModel):
     ) -> Tensor:
         """Samples ``(batch, *shape)`` of codes."""
         z = self.code.merge(code.supervised, code.unsupervised)
-        return self.flow.inverse(z, self.traversal(tolerance, None, context, len(z)))
+        own = self.check_context(context, len(z))
+        return self.flow.inverse(z, self.traversal(tolerance, context=own))
 
     def log_prob(
         self,
@@ -391,24 +401,26 @@ class InfoCNF(PartitionedModel):
 
     def traversal(
         self,
-        tolerance: Tolerance | None,
-        stepping: str | None,
-        context: Tensor | None,
-        count: int,
+        tolerance: Tolerance | None = None,
+        *,
+        stepping: str | None = None,
+        context: Tensor | None = None,
         seeds: Tensor | None = None,
+        auxiliary: bool = False,
     ) -> Traversal:
         """How a batch travels, in training and in evaluation."""
         return Traversal(
             policy=self.policy_for(tolerance),
             options=self.solver_changes(stepping),
             seeds=seeds,
-            context=self.check_context(context, count),
+            context=context,
             draw=self.training,
             warm=self.training and stepping != "individual",
+            auxiliary=auxiliary,
         )
 
     def solver_changes(self, stepping: str | None) -> dict[str, Any]:
-        changes = super().solver_changes(stepping)
+        changes = {**super().solver_changes(stepping), "gradient": self.gradient}
         return {**changes, **self.training_solver} if self.training else changes
 
     def check_input(self, x: Tensor) -> None:
@@ -444,7 +456,7 @@ class InfoCNF(PartitionedModel):
             found = super().config()
         finally:
             self._arguments["field"] = field
-        return {**found, "readout": self.readout}
+        return {**found, "readout": self.readout, "gradient": self.gradient}
 
 
 class FlowTransform(Transform):

@@ -289,7 +289,7 @@ class MixtureField(nn.Module):
             self.context = nn.Sequential(
                 nn.Linear(context, TIMES), nn.SiLU(), nn.Linear(TIMES, TIMES)
             )
-        frequencies = math.pi * torch.arange(1.0, FREQUENCIES + 1)
+        frequencies = torch.arange(1.0, FREQUENCIES + 1)  # exact in every type
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, t: Tensor, z: Tensor, *context: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class MixtureField(nn.Module):
         context: Sequence[Tensor],
     ) -> Tensor:
         """Slopes of states, or of a stack, whose samples have so many dimensions with the batch."""
-        time = self.embed((t.reshape(-1, 1) * self.frequencies).cos())
+        time = self.embed((t.reshape(-1, 1) * (math.pi * self.frequencies)).cos())
         if self.context is not None:
             time = time + self.context(context[0])
         t = t.reshape(-1, *[1] * (dimensions - 1))
