@@ -89,7 +89,8 @@ class Hide:
             raise ModuleNotFoundError(f"{name} is hidden")
 
 HIDDEN = {"safetensors", "matplotlib", "scipy", "sklearn", "lightning_fabric", "torchmetrics",
-          "pydantic", "typer", "rich", "pooch", "PIL", "jinja2", "gradio", "huggingface_hub", "torchdiffeq"}
+          "pydantic", "typer", "rich", "pooch", "PIL", "jinja2", "gradio", "huggingface_hub",
+          "torchdiffeq"}
 for name in [n for n in sys.modules if n.split(".")[0] in HIDDEN]:
     del sys.modules[name]
 sys.meta_path.insert(0, Hide())

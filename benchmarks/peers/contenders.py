@@ -20,13 +20,14 @@ __all__ = ["densities", "gradients", "relative_error", "rms_error"]
 
 
 def solved(
-    flow: nn.Module, x: Tensor, tolerance: float, *, gradient: str = "checkpoint", **how: object
+    flow: nn.Module, x: Tensor, tolerance: float, *, warm: bool = False, **how: object
 ) -> tuple[Tensor, Tensor, Traversal]:
     """Code and log-determinant of samples, and the account."""
     traversal = Traversal(
         Fixed(tolerance),
-        {"stepping": "shared", "gradient": gradient, **how},
+        {"stepping": "shared", **how},
         seeds=combine_seeds(0, torch.arange(len(x))),
+        warm=warm,
     )
     return *flow(x, traversal), traversal
 

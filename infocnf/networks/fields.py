@@ -153,7 +153,7 @@ def activate_stack(stack: Tensor, offset: Tensor, activation: str) -> Tensor:
         h = stack[0] + offset
         return torch.cat([phi.value(h).unsqueeze(0), stack[1:] * phi.slope(phi.key(h))])
 
-    return _ActivateStack.apply(stack, offset, activation)
+    return _ActivateStack.apply(stack, offset.to(stack.dtype), activation)  # under autocast, too
 
 
 class _ActivateStack(torch.autograd.Function):

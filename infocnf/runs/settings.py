@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -114,6 +114,8 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
     name, and none of the tables.
     """
     policy: dict[str, Any] = {}
+    training = tables.get("training")
+    stages = (training if isinstance(training, dict) else {}).get("stages") or ["likelihood"]
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = ALIASES.get(key.strip(), key.strip())
@@ -121,7 +123,8 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
             raise InputError(f"--set needs key=value, got {setting!r}")
         known = [*keys(Config), "tolerance"]
         if key not in known and not key.startswith("tolerance."):
-            raise InputError(f"no setting is called {key!r}: {suggest(key, known)}")
+            useful = [one for one in known if not is_idle(one, stages)]
+            raise InputError(f"no setting is called {key!r}: {suggest(key, useful)}")
         value: Any = value_of(text.strip())
         if isinstance(value, bool):
             value = VALUES.get(key, {}).get(value, value)
@@ -242,19 +245,21 @@ def without_none(value: Any) -> Any:  # noqa: ANN401
 
 def idle_settings(config: Config, settings: Iterable[str]) -> list[str]:
     """Those of some ``key=value`` settings that have no effect on the run at hand."""
-    stages = config.training.stages
-    recipe = {f"training.{name}" for name in Recipe.model_fields}
-    idle = {
-        "matching.": "matching" not in stages,
-        "series.": "variational" not in stages,
-        "model.": "variational" in stages,
-        "objective.": "likelihood" not in stages,
-        "tolerance": stages == ["matching"],
+    keys_given = (setting.partition("=")[0].strip() for setting in settings)
+    named = (ALIASES.get(key, key) for key in keys_given)
+    return [key for key in named if is_idle(key, config.training.stages)]
+
+
+def is_idle(key: str, stages: Sequence[str]) -> bool:
+    """Whether a setting has no effect on a run of these stages."""
+    section, _, name = key.partition(".")
+    if section == "training":  # its recipe is that of the other stages
+        return name in Recipe.model_fields and list(stages) == ["matching"]
+    needs = {
+        "matching": "matching" in stages,
+        "series": "variational" in stages,
+        "model": "variational" not in stages,
+        "objective": "likelihood" in stages,
+        "tolerance": list(stages) != ["matching"],
     }
-    keys_given = [setting.partition("=")[0].strip() for setting in settings]
-    return [
-        key
-        for key in (ALIASES.get(key, key) for key in keys_given)
-        if any(key.startswith(prefix) and gone for prefix, gone in idle.items())
-        or (key in recipe and stages == ["matching"])
-    ]
+    return not needs.get(section, True)

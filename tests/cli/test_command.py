@@ -485,7 +485,7 @@ def test_several_processes_resume_to_the_same_bits(tmp_path: Path) -> None:
         assert process.returncode == 0, output
     state = last(tmp_path / "whole")["weights"]["model"]
     assert same_state(last(tmp_path / "parts"), last(tmp_path / "whole"))
-    assert (state["model.policy.costs"] > 0).all()  # figures of the policy were added up, too
+    assert (state["policy.costs"] > 0).all()  # figures of the policy were added up, too
 
 
 def test_an_existing_run_is_never_overwritten_unasked(

@@ -193,7 +193,7 @@ def test_errors_are_those_of_the_truth_on_both_sides() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    model.log_noise.zero_()
+        model.log_noise.zero_()
     seen, labels, truth = draw(6, 0)
     truth[..., 1:] = 0.0
     truth[:, :200, 1:], truth[:, 400:, 1:] = 2.0, 3.0
