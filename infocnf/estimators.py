@@ -380,9 +380,9 @@ class FlowDensity(DensityMixin, FlowEstimator):
 
 def numbers_of(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Numbers of classes, all of which must be known."""
-    strange: list[object] = np.setdiff1d(values, known).tolist()
-    if strange:
-        raise ValueError(f"no class is called {strange[0]!r}: there are {known}")
+    unknown: list[object] = np.setdiff1d(values, known).tolist()
+    if unknown:
+        raise ValueError(f"no class is called {unknown[0]!r}: there are {known}")
     return np.searchsorted(known, values)
 
 

@@ -60,14 +60,14 @@ def strokes_of(drawing: Any) -> np.ndarray:  # noqa: ANN401
     return np.max([np.asarray(layer) for layer in layers], axis=0)
 
 
-def shown(answer: Reading) -> tuple[Any, ...]:
-    """An answer in the order of the page's parts."""
+def shown(reading: Reading) -> tuple[Any, ...]:
+    """A reading in the order of the page's parts."""
     return (
-        answer.probabilities,
-        answer.words,
-        picture(answer.seen),
-        picture(answer.picture),
-        answer.blocks,
+        reading.probabilities,
+        reading.words,
+        picture(reading.seen),
+        picture(reading.picture),
+        reading.blocks,
     )
 
 
@@ -147,9 +147,9 @@ def build(session: DemoSession) -> gr.Blocks:
             path = gr.Image(show_label=False, elem_id="path")
 
         page.load(None, js=PEN)
-        answer = (said, classes, words, seen, among, blocks, others)
-        on(go, read_drawing, [canvas], *answer)
-        on(read, read_file, [file], *answer)
+        parts = (said, classes, words, seen, among, blocks, others)
+        on(go, read_drawing, [canvas], *parts)
+        on(read, read_file, [file], *parts)
         on(make, draw, [label, temperature, seed], why, drawn)
         on(step, walk, [along, first, second], stumbled, path)
     return page

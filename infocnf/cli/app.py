@@ -45,24 +45,18 @@ def options(
 ) -> None:
     """Options of all commands."""
     for module in modules or ():
-        import_own(module)
+        from infocnf.tolerances.policies import import_from_here
+
+        try:
+            import_from_here(module)
+        except ImportError as error:
+            raise InputError(f"--import {module}: {error}") from None
     if version:
         from infocnf import __version__
 
         print(f"infocnf {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
-
-
-def import_own(module: str) -> None:
-    """Import a module of the user's, from the working directory or installed."""
-    sys.path.insert(0, "")
-    try:
-        import_module(module)
-    except ImportError as error:
-        raise InputError(f"--import {module}: {error}") from None
-    finally:
-        sys.path.remove("")
 
 
 def run(arguments: list[str]) -> int:

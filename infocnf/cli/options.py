@@ -25,7 +25,6 @@ __all__ = [
     "counting",
 ]
 
-
 console = Console(highlight=False, soft_wrap=True, markup=False)
 
 
@@ -76,13 +75,9 @@ Tolerance = Annotated[
     float | None,
     typer.Option(help="Tolerance of the solver.  [default: that of the run]", show_default=False),
 ]
-
-
 BatchSize = Annotated[
     int | None, typer.Option(help="Examples solved at a time; changes no result.")
 ]
-
-
 ExactTrace = Annotated[
     bool,
     typer.Option("--exact-trace", help="No estimated traces: slower, for single likelihoods."),

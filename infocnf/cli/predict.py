@@ -34,8 +34,9 @@ def predict(
 ) -> None:
     """Predict labels of new images, rows or series: class, probabilities, log-likelihood, NFE.
 
-    The log-likelihood is log p(x) in nats, averaged over the labels; of series a lower bound. How
-    strange an example is: percentile (percent of test examples that are less likely) and typicality
+    The log-likelihood is log p(x) in nats, averaged over the labels; of series a lower bound.
+    Outlier
+    scores: percentile (percent of test examples that are less likely) and typicality
     (distance from their mean, in nats) once the run was evaluated, entropy of the label's
     probabilities, distance of its code from that of any label.
     Images are brought to the size and the grey levels of the model: their middle, scaled.

@@ -31,7 +31,6 @@ from infocnf.random import Stream, draw_uniform, sample_seeds
 
 __all__ = ["PARTS", "Dataset", "Preparation", "Raw", "marginal_tables", "split", "spread_over"]
 
-
 PARTS = ("train", "validation", "test")
 
 

@@ -101,13 +101,13 @@ class Resuming:
 
 @contextmanager
 def bar(wanted: bool, name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar that is told of each amount, or nothing."""
+    """A progress bar that is told of bytes, or nothing."""
     if not wanted:
-        yield lambda amount: None
+        yield lambda count: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bars:
         task = bars.add_task(name, total=total or None)
-        yield lambda amount: bars.advance(task, amount)
+        yield lambda count: bars.advance(task, count)

@@ -162,7 +162,7 @@ def read_npz(
     Arguments:
         path: The file.
         label: What to call the label; None for learning without.
-        real: The same again if its whole numbers are amounts, not classes.
+        real: The same again if its whole numbers are real values, not classes.
         levels: Grey levels; found from the data when None.
     """
     arrays = load_npz(path)

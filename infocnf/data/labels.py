@@ -1,5 +1,5 @@
-"""Labels as a user has them (words, whole numbers, amounts, some perhaps not known) become numbers
-that a model reads.
+"""Labels as a user has them (words, whole numbers, real values, some perhaps not known) become
+numbers that a model reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def one_label(label: str | list[str] | None, place: Path) -> list[str]:
 
 
 def check_names(names: Sequence[str], real: Sequence[str], place: str) -> None:
-    """Refuse amounts that are no labels, and names that predictions use themselves."""
+    """Refuse real values that are no labels, and names that predictions use themselves."""
     unknown = [name for name in real if name not in names]
     if unknown:
         raise InputError(f"data.real names {unknown[0]!r}, which is not in data.label")
@@ -48,7 +48,7 @@ def read_labels(
 
     Arguments:
         columns: Labels ``(examples,)`` by name; NaN or an empty word where one is not known.
-        real: Those of them whose whole numbers are amounts, not classes.
+        real: Those of them whose whole numbers are real values, not classes.
         place: Where they were read, for messages.
         each: Whether every example must have its labels.
     """
@@ -65,20 +65,21 @@ def read_labels(
     return labels, classes
 
 
-def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def encode(y: np.ndarray, real: bool, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """One label: classes from 0 in alphabetical order, -1 where it is not known, and their names;
-    or amounts, NaN where it is not known, and no name.
+    or real values, NaN where it is not known, and no name.
 
-    Words and whole numbers are classes unless they are said to be amounts; numbers with a decimal
-    point are amounts, except whole ones beside NaN, which no array can hold as whole numbers.
+    Words and whole numbers are classes unless they are said to be real values; numbers with a
+    decimal point are real values, except whole ones beside NaN, which no array can hold as whole
+    numbers.
     """
     if y.ndim != 1:
         raise InputError(f"{where}: there must be one per example, got shape {y.shape}")
     if y.dtype.kind not in "biufUSM":
         raise InputError(f"{where}: labels must be words, numbers or dates, got {y.dtype}")
     words = y.dtype.kind in "USM"
-    if words and amount:
-        raise InputError(f"{where} holds words, which are not amounts")
+    if words and real:
+        raise InputError(f"{where} holds words, which are not real values")
     if words:
         try:
             y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y.astype(str)
@@ -92,9 +93,9 @@ def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[s
         raise InputError(f"{where}: no example has one: name another, or set data.label=[]")
     if not words and not np.isfinite(found).all():
         raise InputError(f"{where} is infinite in example {np.isinf(y).argmax()}: correct it")
-    if found.dtype.kind == "f" and not known.all() and not (found % 1).any() and not amount:
+    if found.dtype.kind == "f" and not known.all() and not (found % 1).any() and not real:
         found = found.astype(np.int64)
-    if amount or found.dtype.kind == "f":
+    if real or found.dtype.kind == "f":
         return y.astype(np.float64), ()
 
     names, codes = np.unique(found, return_inverse=True)
@@ -102,7 +103,9 @@ def encode(y: np.ndarray, amount: bool, where: str) -> tuple[np.ndarray, tuple[s
         raise InputError(f"{where}: there is one class only, {names[0]}: nothing to tell apart")
     numbers = not words and len(names) > 20
     if len(names) > max(2, len(found) // (10 if numbers else 2)):
-        remedy = "if they are amounts, name it in data.real" if numbers else "is this the label?"
+        remedy = (
+            "if they are real values, name it in data.real" if numbers else "is this the label?"
+        )
         raise InputError(f"{where}: {len(names)} classes for {len(found)} examples: {remedy}")
     whole = np.full(len(y), -1, dtype=np.int64)
     whole[known] = codes

@@ -94,7 +94,7 @@ def read_series_npz(
     Arguments:
         path: The file.
         label: Names of the labels to learn; all that there are for ``label``, none for nothing.
-        real: Those of them that are amounts, not classes.
+        real: Those of them that are real values, not classes.
     """
     arrays = load_npz(path)
     x = assemble_arrays(path, arrays)
@@ -135,7 +135,7 @@ def read_series_table(
         series: Column that says which series a row belongs to.
         time: Column of times.
         label: Columns of labels.
-        real: Those of them that are amounts, not classes.
+        real: Those of them that are real values, not classes.
     """
     frame, names = read_frame(path), wanted_labels(label)
     check_labels(path, frame, names, real)

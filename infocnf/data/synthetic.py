@@ -23,10 +23,7 @@ __all__ = [
     "spirals",
 ]
 
-
 MEANS, VARIANCE = (-2.8, -0.9, 2.0), 0.4  # the paper's mixture, equal weights
-
-
 COUNT, TEST = 12_000, 2_000
 
 
@@ -83,14 +80,8 @@ def rows(x: np.ndarray, label: np.ndarray, names: tuple[str, ...]) -> Raw:
 
 
 LENGTH, WINDOW, NOISE = 1000, 200, 0.3
-
-
 SPAN = 6.0 * math.pi
-
-
 SEEDS = {"train": 0, "test": 1}
-
-
 DIRECTIONS = ("clockwise", "counter-clockwise")
 
 

@@ -67,7 +67,7 @@ def punctuation(path: Path) -> dict[str, str]:
 
 def read_table(path: Path, label: str | list[str] | None, real: Sequence[str] = ()) -> Raw:
     """Features and labels of a table: words and whole numbers are classes, unless they are said to
-    be amounts; numbers with a decimal point are amounts.
+    be real values; numbers with a decimal point are real values.
     """
     frame = read_frame(path)
     names = wanted_labels(label)

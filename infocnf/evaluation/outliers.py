@@ -113,7 +113,7 @@ def outlier_table(
 
     def scores_of(x: Tensor) -> dict[str, Tensor]:
         found = {name: v.cpu() for name, v in score_all(driver, x, tolerance, 0.0).items()}
-        simple = background(preparation(x, torch.float64))
+        simple = background(preparation(x, model.dtype))
         scores = {
             "log-likelihood": -found["marginal"],
             "typicality": reference.typicality(found["marginal"]),

@@ -2,7 +2,7 @@
 paper draws them.
 
 *Ours*: the model that the validation split chose, on the test set, once. *The paper's*: the minimum
-over epochs of the figure of the test set, each figure at an epoch of its own, which is no honest
+over epochs of the metric of the test set, each at an epoch of its own, which is no honest
 estimate but the one that was published. Evaluations are means over the iterations of training.
 """
 
@@ -41,7 +41,6 @@ __all__ = [
     "spent",
     "summary",
 ]
-
 
 Row = dict[str, float]
 
@@ -179,9 +178,9 @@ class Results:
     scale: Scale
     runs: Mapping[str, Sequence[Result]]
 
-    def of(self, arm: str, figure: str) -> Summary | None:
-        """A figure of an arm, over its seeds."""
-        return summary([result.metrics.get(figure) for result in self.runs[arm]])
+    def of(self, arm: str, metric: str) -> Summary | None:
+        """A metric of an arm, over its seeds."""
+        return summary([result.metrics.get(metric) for result in self.runs[arm]])
 
     def curve(
         self, arm: str, value: Callable[[Row], float | None]
@@ -197,7 +196,7 @@ class Results:
         return [(epoch, values) for epoch, values in sorted(points.items()) if len(values) == seeds]
 
     def plain(self) -> dict[str, Any]:
-        """As plain values: settings, commands and every figure of every seed."""
+        """As plain values: settings, commands and every metric of every seed."""
         arms = {}
         for arm in self.experiment.arms:
             mine = self.runs[arm.name]
@@ -230,11 +229,7 @@ class Results:
 
 
 COLOURS = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
-
-
 Value = Callable[[Row], float | None]
-
-
 Panel = tuple[str, str, Value]  # title, label of the axis, what is drawn
 
 
@@ -244,14 +239,8 @@ def column(name: str) -> Value:
 
 
 ERROR: Panel = ("Test error", "percent", column("test_error_percent"))
-
-
 BITS: Panel = ("Test likelihood", "bits per dimension", column("test_bits_per_dim"))
-
-
 MARGINAL_BITS: Panel = ("Marginal", "bits per dimension", column("test_bits_per_dim_marginal"))
-
-
 NFE: Panel = ("Evaluations per iteration", "forward and backward", total)
 
 

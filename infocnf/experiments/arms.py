@@ -22,11 +22,9 @@ __all__ = [
 CCNF, FIXED, LEARNED = "CCNF", "InfoCNF, fixed", "InfoCNF, learned"
 RANDOM = "control: random tolerances"
 MATCHED = "control: fixed at the learned mean"
-
 WHOLE = ("model.supervised=1.0",)
 GATES = ("tolerance.name=learned", "tolerance.samples=8")
 HAND = ("tolerance.name=per_block", "tolerance.first=1e-5", "tolerance.others=1e-4")
-
 TABLE = (
     Column("evaluated_error_percent", "error %, ours"),
     Column("least_error_percent", "error %, least"),
@@ -40,7 +38,7 @@ TABLE = (
 
 
 def numbers(error: str, bits: str, nfe: str) -> dict[str, str]:
-    """What the paper printed, by figure; nothing where it printed none."""
+    """What the paper printed, by metric; nothing where it printed none."""
     names = ("least_error_percent", "least_bits_per_dim", "nfe")
     return {name: text for name, text in zip(names, (error, bits, nfe), strict=True) if text}
 

@@ -100,7 +100,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a table.
+    """A metric of a table.
 
     Arguments:
         key: Name among the metrics of a result.

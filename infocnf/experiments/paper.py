@@ -37,7 +37,6 @@ __all__ = [
     "UNCONDITIONAL",
 ]
 
-
 SMALL_BATCH = Experiment(
     name="small-batch",
     title="Small batches: CCNF, InfoCNF with fixed, learned and hand-tuned tolerances",
@@ -47,8 +46,6 @@ SMALL_BATCH = Experiment(
     columns=TABLE,
     draw=lambda results: {"figure": curves(results)},
 )
-
-
 LARGE_BATCH = Experiment(
     name="large-batch",
     title="Large batches: CCNF, InfoCNF with fixed and learned tolerances",
@@ -58,8 +55,6 @@ LARGE_BATCH = Experiment(
     columns=TABLE,
     draw=lambda results: {"figure": curves(results)},
 )
-
-
 TIGHT = ("tolerance=1e-5",)
 
 
@@ -83,8 +78,6 @@ LARGE_BATCH_METHODS = Experiment(
     columns=TABLE,
     draw=lambda results: {"figure": curves(results, (ERROR, BITS, MARGINAL_BITS, NFE))},
 )
-
-
 SMALL_VS_LARGE = Experiment(
     name="small-vs-large",
     title="Small and large batches by the evaluations they spend",
@@ -101,14 +94,8 @@ SMALL_VS_LARGE = Experiment(
     draw=lambda results: {"figure": spent(results)},
     caption="Evaluations are those of iterations, whatever their batch: the paper's count.",
 )
-
-
 NAMES = (CCNF, FIXED, LEARNED)
-
-
 MAKERS = tuple(zip((ccnf, fixed, learned), NAMES, strict=True))
-
-
 MARGINAL = Experiment(
     name="marginal",
     title="Marginal likelihood in small and large batches",
@@ -135,8 +122,6 @@ MARGINAL = Experiment(
         )
     },
 )
-
-
 PARTITION = Experiment(
     name="partition",
     title="Where the supervised code sits",
@@ -151,14 +136,8 @@ PARTITION = Experiment(
     columns=TABLE,
     draw=lambda results: {"figure": curves(results)},
 )
-
-
 PLAIN = ("model.supervised=0.0",)
-
-
 SAID = {"least_bits_per_dim": "3.37"}
-
-
 UNCONDITIONAL = Experiment(
     name="unconditional",
     title="Without labels: CNF with fixed and with learned tolerances",
@@ -211,8 +190,6 @@ MNIST = Experiment(
     columns=TABLE,
     draw=draw_mnist,
 )
-
-
 BASELINE, PARTITIONED = "latent ODE", "with a partitioned state"
 
 

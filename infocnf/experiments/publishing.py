@@ -75,7 +75,7 @@ def said(arm: Arm) -> dict[str, str]:
 
 
 def table_csv(results: Results) -> str:
-    """One line for each figure of each arm."""
+    """One line for each metric of each arm."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["arm", "figure", "mean", "spread", "seeds", "paper", "reference"])

@@ -38,13 +38,8 @@ __all__ = [
     "reproduce",
 ]
 
-
 NOT_IDENTITY: dict[str, Any] = {"data": {"directory", "path"}, "trainer": True}  # where, not what
-
-
 ProgressCallback = Callable[[str, int, int], None]  # of a run, its epochs so far, and of how many
-
-
 POLL_SECONDS = 2.0
 
 

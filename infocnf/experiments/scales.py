@@ -21,7 +21,6 @@ DIGITS = (
     "evaluation.budget=0",
 )
 MNIST = ("data.limit=2000", "data.validation=200", "data.shrink=2", "model.scales=2")
-
 LAPTOP = Scale(
     name="laptop",
     seeds=(0, 1, 2),
@@ -72,7 +71,6 @@ LAPTOP = Scale(
     batches=(1, 4, 20, 100, 500),
     points=6_001,
 )
-
 PAPER = Scale(
     name="paper",
     seeds=(1, 2, 3),
@@ -111,7 +109,6 @@ PAPER = Scale(
     batches=(1, 500, 900, 1000, 2000, 4000, 6000, 8000),
     points=500_001,
 )
-
 FEW = (
     "data.limit=40",
     "data.validation=20",
@@ -149,7 +146,6 @@ TINY = Scale(
     batches=(1, 7, 20),
     points=401,
 )
-
 SCALES = {scale.name: scale for scale in (LAPTOP, PAPER, TINY)}
 
 

@@ -40,7 +40,6 @@ ARCHITECTURES = ("auto", "multiscale", "flat", "unet", "residual")
 SMALLEST_SCALE = 4  # pixels of the shorter side below which no scale is added by default
 THRESHOLDS = 4  # grey levels that the field of images is told
 FEW = 16  # or all, where there are no more
-
 Shape = tuple[int, ...]
 BlockFactory = Callable[[nn.Module, Shape, int], ContinuousBlock]
 FieldFactory = Callable[[Shape], nn.Module]

@@ -395,7 +395,7 @@ class ScaledFlow(Bijection):
         found = [i for i, part in enumerate(parts) if isinstance(part, Block)]
         if len(found) != 1:
             raise ValueError(
-                f"matching and one-step answers need a flow of a single block, and this one has "
+                f"matching and one-step readouts need a flow of a single block, and this one has "
                 f"{len(self.blocks)}: use architecture 'unet' or 'residual', or one flat block"
             )
         before, block, after = parts[: found[0]], parts[found[0]], parts[found[0] + 1 :]

@@ -22,10 +22,7 @@ from infocnf.flows.bijection import Bijection, Traversal
 
 __all__ = ["Gaussianise", "column_tables", "pixel_tables"]
 
-
 BLURS = (1 / 128, 1 / 50, 1 / 25, 1 / 12, 1 / 6)  # of a pixel's grey levels, as shares of all
-
-
 LEAST_GAIN = 1e-3  # nats a pixel, for which a histogram is blurred
 
 

@@ -24,10 +24,7 @@ from infocnf.ode import set_aside
 
 __all__ = ["encode_all", "fit_marginals", "refit"]
 
-
 Labels = Mapping[str, Tensor]
-
-
 LEAST_SCALE = 1e-3
 
 
@@ -111,7 +108,7 @@ def refit_head(
     """
     z, y = validation
     start = float(head.log_prob(z, y).mean())
-    answer = float(head.factor.loss(head.logits(z), y).mean())
+    loss = float(head.factor.loss(head.logits(z), y).mean())
     best, kept = start, {name: value.clone() for name, value in head.state_dict().items()}
     for weight, bias in candidates(head, *train):
         head.prior.weight.copy_(weight)
@@ -121,7 +118,7 @@ def refit_head(
             best, kept = found, {name: value.clone() for name, value in head.state_dict().items()}
     head.load_state_dict(kept)
     head.decide()
-    if not float(head.factor.loss(head.logits(z), y).mean()) <= answer:
+    if not float(head.factor.loss(head.logits(z), y).mean()) <= loss:
         head.classifier.load_state_dict(
             {name: kept[f"classifier.{name}"] for name in ("weight", "bias")}
         )

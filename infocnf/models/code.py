@@ -36,10 +36,7 @@ __all__ = [
     "sign_codes",
 ]
 
-
 POSITIONS = ("first_scale", "last_scale", "every_scale")
-
-
 Labels = Mapping[str, Tensor]
 
 
@@ -405,8 +402,6 @@ class PartitionedCode(nn.Module):
 
 
 ATTEMPTS = 2000
-
-
 GRID = 4
 
 

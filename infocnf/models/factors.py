@@ -19,7 +19,6 @@ from torch.distributions import Normal
 from torch.nn import functional as F  # noqa: N812
 
 Generator = torch.Generator | None
-
 __all__ = ["Categorical", "Factor", "Real", "factor_from_config"]
 
 LogDensity = Callable[[Tensor], Tensor]

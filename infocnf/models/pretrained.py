@@ -33,7 +33,6 @@ BUNDLED = Path(str(files("infocnf"))) / "bundled"
 # names of format 1: arguments, and parts of the names of weights
 ARGUMENTS = {"place": "supervised_at", "read": "readout", "tolerance": "training_tolerance"}
 TENSORS = {".levels.thresholds": ".thresholds.values", "policy.diary.": "policy.log."}
-
 Model = TypeVar("Model", bound="PartitionedModel")
 
 

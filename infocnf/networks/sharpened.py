@@ -26,10 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 __all__ = ["Sharpened"]
 
-
 UNTIL = 0.6  # later the code's own noise shows in what is read
-
-
 SOFTNESS = 0.02  # of the positive part, in units of probability
 
 

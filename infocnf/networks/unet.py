@@ -26,10 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 __all__ = ["MixtureField", "Thresholds", "residual_field", "unet_field"]
 
-
 WIDTH = 0.15  # of the threshold at the data end, where it would be a jump
-
-
 LOGISTIC = 1.702  # a logistic function of this slope is a normal distribution function within 0.01
 
 
@@ -73,14 +70,8 @@ class Thresholds(nn.Module):
 
 
 GROUP = 8  # channels in a group of the norm, at least
-
-
 FREQUENCIES = 8  # of the features of time
-
-
 TIMES = 64  # size of the embedding of time
-
-
 EPSILON = 1e-5  # of the norm
 
 

@@ -46,7 +46,6 @@ __all__ = [
     "Step",
 ]
 
-
 Counts = NDArray[np.int64]
 SHARE = 2**16  # numbers of a state that are solved at a time where nothing is differentiated
 

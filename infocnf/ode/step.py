@@ -26,11 +26,8 @@ from infocnf.ode.tableaus import Tableau
 
 __all__ = ["Field", "Increments", "Layout", "Scales", "add_rows", "stage_times", "take_step"]
 
-
 Field = Callable[[Tensor, State, State], State]
 """A field in normal form: time, state and context (tensors with one row per sample) to slopes."""
-
-
 Scales = Sequence[Tensor]
 """Signed step for each part of the state, in a shape that broadcasts: of the batch, or of each
 sample.

@@ -112,7 +112,6 @@ DOPRI5 = Tableau(
         (0.0, 40617522 / 29380423, -110615467 / 29380423, 69997945 / 29380423),
     ),
 )
-
 _TSIT5_RESULT = (
     0.09646076681806523,
     0.01,
@@ -121,7 +120,6 @@ _TSIT5_RESULT = (
     -3.290069515436081,
     2.324710524099774,
 )
-
 TSIT5 = Tableau(  # Ch. Tsitouras, Computers & Mathematics with Applications 62 (2011), 770-775
     name="tsit5",
     order=5,
@@ -161,7 +159,6 @@ TSIT5 = Tableau(  # Ch. Tsitouras, Computers & Mathematics with Applications 62 
         (0.0, 1.5, -4.0, 2.5),
     ),
 )
-
 BOSH3 = Tableau(
     name="bosh3",
     order=3,
@@ -171,7 +168,6 @@ BOSH3 = Tableau(
     e=(2 / 9 - 7 / 24, 1 / 3 - 1 / 4, 4 / 9 - 1 / 3, -1 / 8),
     d=((1.0, -4 / 3, 5 / 9), (0.0, 1.0, -2 / 3), (0.0, 4 / 3, -8 / 9), (0.0, -1.0, 1.0)),
 )
-
 HEUN = Tableau(
     name="heun",
     order=2,
@@ -181,9 +177,7 @@ HEUN = Tableau(
     e=(-1 / 2, 1 / 2),
     d=((1.0, -1 / 2), (0.0, 1 / 2)),
 )
-
 EULER = Tableau(name="euler", order=1, c=(0.0,), a=((),), b=(1.0,), d=((1.0,),))
-
 MIDPOINT = Tableau(
     name="midpoint",
     order=2,
@@ -192,7 +186,6 @@ MIDPOINT = Tableau(
     b=(0.0, 1.0),
     d=((1.0, -1.0), (0.0, 1.0)),
 )
-
 RK4 = Tableau(
     name="rk4",
     order=4,
@@ -201,7 +194,6 @@ RK4 = Tableau(
     b=(1 / 6, 1 / 3, 1 / 3, 1 / 6),
     d=((1.0, -3 / 2, 2 / 3), (0.0, 1.0, -2 / 3), (0.0, 1.0, -2 / 3), (0.0, -1 / 2, 2 / 3)),
 )
-
 TABLEAUS = {table.name: table for table in (DOPRI5, TSIT5, BOSH3, HEUN, EULER, MIDPOINT, RK4)}
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "main_factor",
 ]
 
-
 AT_ONCE = 1000  # samples solved at a time
 TIMES = 100  # of a series that is drawn
 

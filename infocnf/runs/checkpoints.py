@@ -28,14 +28,9 @@ __all__ = [
     "save",
 ]
 
-
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-
-
 DAMAGED = "damaged.ckpt"
 FORMAT = 2
-
-
 log = logging.getLogger("infocnf")
 
 

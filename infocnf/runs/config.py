@@ -8,6 +8,7 @@ setting that is an argument of the library has its default there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -43,6 +44,12 @@ def of(source: Callable[..., Any], name: str, description: str, **bounds: Any) -
     return Field(value, description=description, **bounds)
 
 
+of_data, of_flow, of_series = (partial(of, s) for s in (load_data, InfoCNF, LatentODE))
+of_likelihood, of_matching, of_bound = (
+    partial(of, s) for s in (likelihood_objective, matching_objective, variational_objective)
+)
+
+
 class Section(BaseModel):
     """A table of the configuration."""
 
@@ -52,35 +59,31 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which examples, and how they are divided."""
 
-    name: str = of(load_data, "name", "a set of the catalogue; see 'infocnf data list'")
-    path: str | None = of(
-        load_data, "path", "own data: folder of class folders, .npz, .csv, .parquet"
+    name: str = of_data("name", "a set of the catalogue; see 'infocnf data list'")
+    path: str | None = of_data("path", "own data: folder of class folders, .npz, .csv, .parquet")
+    directory: str | None = of_data("directory", "folder with the files of a catalogue set")
+    label: str | list[str] = of_data("label", "column(s) of a table; a name for images; []: none")
+    real: list[str] = of_data("real", "labels of whole numbers that are not classes")
+    levels: Annotated[int, Field(ge=2, le=65536)] | None = of_data(
+        "levels", "grey levels of .npz images; found from the data when left out"
     )
-    directory: str | None = of(load_data, "directory", "folder with the files of a catalogue set")
-    label: str | list[str] = of(
-        load_data, "label", "column(s) of a table; a name for images; []: none"
+    series: str | None = of_data(
+        "series", "column of a long table that says which series a row belongs to"
     )
-    real: list[str] = of(load_data, "real", "labels of whole numbers that are not classes")
-    levels: Annotated[int, Field(ge=2, le=65536)] | None = of(
-        load_data, "levels", "grey levels of .npz images; found from the data when left out"
+    time: str = of_data("time", "its column of times")
+    size: Annotated[int, Field(ge=2, le=4096)] | None = of_data(
+        "size", "side of the square that images of a folder are cut and scaled to"
     )
-    series: str | None = of(
-        load_data, "series", "column of a long table that says which series a row belongs to"
+    shrink: Positive = of_data("shrink", "side of the squares of pixels that become one")
+    flip: bool | None = of_data("flip", "mirror images in training; as the set wants it")
+    validation: Share = of_data("validation", "validation part: a fraction, or a number")
+    test: Share = of_data("test", "test part where there is no official one")
+    limit: Positive | None = of_data("limit", "use at most so many examples of each part")
+    labelled: Positive | None = of_data(
+        "labelled", "training examples that keep their labels; all when left out"
     )
-    time: str = of(load_data, "time", "its column of times")
-    size: Annotated[int, Field(ge=2, le=4096)] | None = of(
-        load_data, "size", "side of the square that images of a folder are cut and scaled to"
-    )
-    shrink: Positive = of(load_data, "shrink", "side of the squares of pixels that become one")
-    flip: bool | None = of(load_data, "flip", "mirror images in training; as the set wants it")
-    validation: Share = of(load_data, "validation", "validation part: a fraction, or a number")
-    test: Share = of(load_data, "test", "test part where there is no official one")
-    limit: Positive | None = of(load_data, "limit", "use at most so many examples of each part")
-    labelled: Positive | None = of(
-        load_data, "labelled", "training examples that keep their labels; all when left out"
-    )
-    unlabelled: bool = of(load_data, "unlabelled", "whether the others train without")
-    seed: Seed = of(load_data, "seed", "seed of the division")
+    unlabelled: bool = of_data("unlabelled", "whether the others train without")
+    seed: Seed = of_data("seed", "seed of the division")
 
     @field_validator("label", mode="before")
     @classmethod
@@ -92,86 +95,70 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The flow; see :class:`infocnf.InfoCNF` for each of these."""
 
-    supervised: float = of(
-        InfoCNF, "supervised", "fraction of the code that knows the labels", ge=0, le=1
+    supervised: float = of_flow(
+        "supervised", "fraction of the code that knows the labels", ge=0, le=1
     )
-    supervised_at: str | list[int] = of(
-        InfoCNF, "supervised_at", "first_scale, last_scale, every_scale, or indices"
+    supervised_at: str | list[int] = of_flow(
+        "supervised_at", "first_scale, last_scale, every_scale, or indices"
     )
-    architecture: str = of(InfoCNF, "architecture", "auto, multiscale, flat, unet, residual")
-    trace: str = of(InfoCNF, "trace", "auto, exact, hutchinson")
-    scales: Positive | None = of(InfoCNF, "scales", "as many as the size allows when left out")
-    blocks: Positive = of(InfoCNF, "blocks", "blocks before and after each squeeze")
-    hidden: list[Positive] = of(
-        InfoCNF, "hidden", "widths of each field's hidden layers; []: by the shape"
+    architecture: str = of_flow("architecture", "auto, multiscale, flat, unet, residual")
+    trace: str = of_flow("trace", "auto, exact, hutchinson")
+    scales: Positive | None = of_flow("scales", "as many as the size allows when left out")
+    blocks: Positive = of_flow("blocks", "blocks before and after each squeeze")
+    hidden: list[Positive] = of_flow(
+        "hidden", "widths of each field's hidden layers; []: by the shape"
     )
-    activation: str = of(InfoCNF, "activation", "softplus, tanh")
-    time: str = of(InfoCNF, "time", "concat, concat_squash (rows only)")
-    alpha: float = of(InfoCNF, "alpha", "margin of the logit at the data end of images")
-    probe_count: Positive = of(InfoCNF, "probe_count", "number of probes of the trace")
-    method: str = of(InfoCNF, "method", "dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
-    training_method: str | None = of(
-        InfoCNF, "training_method", "another adaptive method for training"
-    )
-    steps: Positive | None = of(InfoCNF, "steps", "steps of a method without error estimate")
-    max_steps: Positive = of(InfoCNF, "max_steps", "attempted steps until a sample is given up")
-    gradient: str = of(InfoCNF, "gradient", "checkpoint, backprop, adjoint")
-    dropout: float = of(InfoCNF, "dropout", "dropout before the classifiers", ge=0, lt=1)
+    activation: str = of_flow("activation", "softplus, tanh")
+    time: str = of_flow("time", "concat, concat_squash (rows only)")
+    alpha: float = of_flow("alpha", "margin of the logit at the data end of images")
+    probe_count: Positive = of_flow("probe_count", "number of probes of the trace")
+    method: str = of_flow("method", "dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
+    training_method: str | None = of_flow("training_method", "another adaptive method for training")
+    steps: Positive | None = of_flow("steps", "steps of a method without error estimate")
+    max_steps: Positive = of_flow("max_steps", "attempted steps until a sample is given up")
+    gradient: str = of_flow("gradient", "checkpoint, backprop, adjoint")
+    dropout: float = of_flow("dropout", "dropout before the classifiers", ge=0, lt=1)
     marginals: bool = Field(
         False, description="make each pixel or column normal by its histogram (unet, residual)"
     )
-    separation: Weight = of(
-        InfoCNF, "separation", "how far apart labels start in the code; matching needs it"
+    separation: Weight = of_flow(
+        "separation", "how far apart labels start in the code; matching needs it"
     )
 
 
 class ObjectiveConfig(Section):
     """What is minimised: bits per dimension + beta cross-entropy + penalties."""
 
-    beta: Weight = of(likelihood_objective, "beta", "weight of the cross-entropy")
-    kinetic: Weight = of(likelihood_objective, "kinetic", "weight of the paths' kinetic energy")
-    jacobian: Weight = of(
-        likelihood_objective, "jacobian", "weight of the fields' squared Jacobian norm"
-    )
+    beta: Weight = of_likelihood("beta", "weight of the cross-entropy")
+    kinetic: Weight = of_likelihood("kinetic", "weight of the paths' kinetic energy")
+    jacobian: Weight = of_likelihood("jacobian", "weight of the fields' squared Jacobian norm")
 
 
 class SeriesConfig(Section):
     """The latent ODE and its objective, for series; see :class:`infocnf.LatentODE`."""
 
-    supervised: float = of(
-        LatentODE,
-        "supervised",
-        "fraction of the state that knows the labels; 0: none does",
-        ge=0,
-        le=1,
+    supervised: float = of_series(
+        "supervised", "fraction of the state that knows the labels; 0: none does", ge=0, le=1
     )
-    latent: Positive = of(LatentODE, "latent", "size of the hidden state")
-    units: Positive = of(LatentODE, "units", "size of the encoder's recurrent state")
-    hidden: list[Positive] = of(LatentODE, "hidden", "widths of the field's hidden layers")
-    decoder: Positive = of(LatentODE, "decoder", "width of the decoder's hidden layer")
-    encoder: str = of(LatentODE, "encoder", "rnn, gru, ode_rnn")
-    noise: Share | None = of(
-        LatentODE, "noise", "deviation of the observations, in units of the model; learned"
+    latent: Positive = of_series("latent", "size of the hidden state")
+    units: Positive = of_series("units", "size of the encoder's recurrent state")
+    hidden: list[Positive] = of_series("hidden", "widths of the field's hidden layers")
+    decoder: Positive = of_series("decoder", "width of the decoder's hidden layer")
+    encoder: str = of_series("encoder", "rnn, gru, ode_rnn")
+    noise: Share | None = of_series(
+        "noise", "deviation of the observations, in units of the model; learned"
     )
-    max_steps: Positive = of(LatentODE, "max_steps", "attempted steps until a series is given up")
-    dropout: float = of(LatentODE, "dropout", "dropout before the classifiers", ge=0, lt=1)
-    separation: Weight = of(
-        LatentODE,
-        "separation",
-        "how far apart labels are in the fixed prior; 0: the prior is learned",
+    max_steps: Positive = of_series("max_steps", "attempted steps until a series is given up")
+    dropout: float = of_series("dropout", "dropout before the classifiers", ge=0, lt=1)
+    separation: Weight = of_series(
+        "separation", "how far apart labels are in the fixed prior; 0: the prior is learned"
     )
-    shortest: Part = of(
-        variational_objective,
-        "shortest",
-        "least share of a series from which training encodes, at random, the state",
+    shortest: Part = of_bound(
+        "shortest", "least share of a series from which training encodes, at random, the state"
     )
-    kl: Weight = of(
-        variational_objective, "kl", "weight of the divergence of the unsupervised code"
-    )
-    kl_supervised: Weight = of(
-        variational_objective, "kl_supervised", "weight of that of the supervised code"
-    )
-    beta: Weight = of(variational_objective, "beta", "weight of the cross-entropy of labels")
+    kl: Weight = of_bound("kl", "weight of the divergence of the unsupervised code")
+    kl_supervised: Weight = of_bound("kl_supervised", "weight of that of the supervised code")
+    beta: Weight = of_bound("beta", "weight of the cross-entropy of labels")
     draws: Positive = Field(10, description="draws of the hidden state in an evaluation")
 
 
@@ -214,32 +201,23 @@ class MatchingConfig(Recipe):
     validate_every: Positive = Field(
         10**6, description="epochs between exact validations; the last epoch has one anyway"
     )
-    beta: Weight = of(
-        matching_objective, "beta", "weight of labels read in one step, if all are known"
+    beta: Weight = of_matching("beta", "weight of labels read in one step, if all are known")
+    end: Weight = of_matching("end", "weight of the error at the data end, without noise")
+    share: Part = of_matching("share", "share of a batch whose labels are read")
+    times: Literal["uniform", "logit_normal", "data"] = of_matching(
+        "times", "distribution of times: uniform, logit_normal, data"
     )
-    end: Weight = of(
-        matching_objective, "end", "weight of the error at the data end, without noise"
+    erase: float = of_matching(
+        "erase", "share of an example that is noise where labels are read", ge=0, lt=1
     )
-    share: Part = of(matching_objective, "share", "share of a batch whose labels are read")
-    times: Literal["uniform", "logit_normal", "data"] = of(
-        matching_objective, "times", "distribution of times: uniform, logit_normal, data"
-    )
-    erase: float = of(
-        matching_objective,
-        "erase",
-        "share of an example that is noise where labels are read",
-        ge=0,
-        lt=1,
-    )
-    pseudo_label_threshold: float = of(
-        matching_objective,
+    pseudo_label_threshold: float = of_matching(
         "pseudo_label_threshold",
         "probability from which a guessed class counts as known; 1: never",
         gt=0.5,
         le=1,
     )
-    coupling: Literal["independent", "ot"] = of(
-        matching_objective, "coupling", "independent; ot: codes dealt out by optimal transport"
+    coupling: Literal["independent", "ot"] = of_matching(
+        "coupling", "independent; ot: codes dealt out by optimal transport"
     )
     sharpness: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         1.0, description="how firmly the flow decides for a label afterwards; 1: as matched"
@@ -270,12 +248,7 @@ class TrainingConfig(Recipe):
     @classmethod
     def check_stages(cls, value: list[str]) -> list[str]:
         """Each at most once, matching first."""
-        if value not in (
-            ["matching"],
-            ["likelihood"],
-            ["matching", "likelihood"],
-            ["variational"],
-        ):
+        if value not in (["matching"], ["likelihood"], ["matching", "likelihood"], ["variational"]):
             raise ValueError(
                 'must be ["matching"], ["likelihood"], ["matching", "likelihood"] or, for series, '
                 f'["variational"], got {value}'
@@ -286,7 +259,7 @@ class TrainingConfig(Recipe):
 class EvaluationConfig(Section):
     """How validation and evaluation solve."""
 
-    tolerance: Share = of(InfoCNF, "tolerance", "tolerance of the solver")
+    tolerance: Share = of_flow("tolerance", "tolerance of the solver")
     batch_size: Positive = Field(500, description="examples solved at a time; changes no result")
     budget: Weight = Field(
         1e-3, description="numerical error in bits/dim for which a tolerance is found; 0: none"

@@ -42,8 +42,6 @@ from infocnf.tolerances import policy_class
 __all__ = ["Run", "check_data_paths", "claim", "describe", "remove_drafts"]
 
 LARGE = 256  # dimensions whose exact trace a person waits for
-
-
 FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 
 
@@ -201,14 +199,10 @@ class Run:
 
 
 BEGUN = ("splits.npz", "data.json", "environment.json", "config.toml")  # in the order of writing
-
-
 FILES = re.compile(
     r"(splits\.npz|(data|environment|evaluation[a-z-]*)\.json|config\.toml|metrics\.csv|"
     r"samples\.(png|csv)|report\.html|hparams\.yaml|events\.out\.tfevents\..*)"
 )
-
-
 INNER = {
     "checkpoints": re.compile("|".join(map(re.escape, (LAST, PREVIOUS, BEST, DAMAGED)))),
     "model": re.compile(r"config\.json|model\.safetensors"),

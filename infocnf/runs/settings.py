@@ -26,7 +26,6 @@ __all__ = [
     "to_toml",
 ]
 
-
 PRESETS = files("infocnf.runs") / "presets"
 ALIASES = {  # of earlier versions
     "model.place": "model.supervised_at",
@@ -114,8 +113,7 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
     name, and none of the tables.
     """
     policy: dict[str, Any] = {}
-    training = tables.get("training")
-    stages = (training if isinstance(training, dict) else {}).get("stages") or ["likelihood"]
+    settings = list(settings)
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = ALIASES.get(key.strip(), key.strip())
@@ -123,6 +121,7 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
             raise InputError(f"--set needs key=value, got {setting!r}")
         known = [*keys(Config), "tolerance"]
         if key not in known and not key.startswith("tolerance."):
+            stages = stages_of(tables, settings)
             useful = [one for one in known if not is_idle(one, stages)]
             raise InputError(f"no setting is called {key!r}: {suggest(key, useful)}")
         value: Any = value_of(text.strip())
@@ -183,12 +182,13 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names, or all of them."""
+    """The nearest of the known names, by their last part first, or all of them."""
     known = list(known)
-    near = get_close_matches(name, known, 1) or [
-        key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]
-    ]
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    last = [key.rsplit(".", 1)[-1] for key in known]
+    near = get_close_matches(name.rsplit(".", 1)[-1], last, 1, cutoff=0.8)
+    alike = [key for key, part in zip(known, last, strict=True) if part in near]
+    found = get_close_matches(name, alike or known, 1, cutoff=0.0 if alike else 0.6)
+    return f"did you mean {found[0]!r}?" if found else f"there are {', '.join(known)}"
 
 
 def differences(one: Config, two: Config) -> list[str]:
@@ -248,6 +248,16 @@ def idle_settings(config: Config, settings: Iterable[str]) -> list[str]:
     keys_given = (setting.partition("=")[0].strip() for setting in settings)
     named = (ALIASES.get(key, key) for key in keys_given)
     return [key for key in named if is_idle(key, config.training.stages)]
+
+
+def stages_of(tables: dict[str, Any], settings: Iterable[str]) -> list[str]:
+    """The stages of a run that is not checked yet."""
+    training = tables.get("training")
+    stages = training.get("stages") if isinstance(training, dict) else None
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        stages = value_of(text.strip()) if key.strip() == "training.stages" else stages
+    return stages if isinstance(stages, list) else ["likelihood"]
 
 
 def is_idle(key: str, stages: Sequence[str]) -> bool:

@@ -37,7 +37,6 @@ from infocnf.tolerances.policies import (
 
 __all__ = ["GaussianPolicy", "Learned", "Random"]
 
-
 PER = ("batch", "sample")
 
 
@@ -144,17 +143,9 @@ class Random(GaussianPolicy, name="random"):
 
 
 EVERY = {"loss": 32, "error": 4}  # steps between measurements by reward: one wants NFE only
-
-
-HEAD_GAIN = 0.1  # of the initial read-out: untrained gates answer almost alike
-
-
+HEAD_GAIN = 0.1  # of the initial read-out: untrained gates choose almost alike
 FIRST_MULTIPLIER = 0.1  # evaluations count 1 at the reference tolerance, and go as tau**(-1/5)
-
-
 MULTIPLIERS = (0.05, 100.0)  # of the integral
-
-
 LARGEST_GAP = 2.0
 
 
@@ -287,7 +278,7 @@ class Learned(GaussianPolicy, name="learned"):
                 if bad
                 else "its weights are not finite; lower training.policy_learning_rate"
             )
-            raise ValueError(f"the gate of block {block} has no answer: {reason}")
+            raise ValueError(f"the gate of block {block} gives no tolerance: {reason}")
         centre, reach = self.middle_and_reach
         return centre + reach * Fence.apply(first), self.spread * 2.0 ** Fence.apply(second)
 

@@ -12,6 +12,7 @@ saved, resumed and rolled back with the weights.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,6 @@ __all__ = [
     "measured",
     "policy_from_config",
 ]
-
 
 POLICIES: dict[str, type[Policy]] = {}
 """Policies by name; a subclass of :class:`Policy` enters itself."""
@@ -403,7 +403,7 @@ def policy_class(name: object, trusted: bool = False) -> type[Policy]:
                 f"(infocnf --import {module} ...)"
             )
         try:
-            import_module(module)
+            import_from_here(module)
         except ImportError as error:
             raise ValueError(f"the tolerance policy {path} cannot be imported ({error})") from None
         if path not in POLICIES:
@@ -414,3 +414,12 @@ def policy_class(name: object, trusted: bool = False) -> type[Policy]:
             f"tolerance policy must be one of {known}, or my_module:MyPolicy, got {name!r}"
         )
     return POLICIES[name]
+
+
+def import_from_here(module: str) -> None:
+    """Import a module that is installed or in the working directory, as Python itself would."""
+    sys.path.insert(0, "")
+    try:
+        import_module(module)
+    finally:
+        sys.path.remove("")

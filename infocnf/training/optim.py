@@ -36,19 +36,10 @@ __all__ = [
     "set_rates",
 ]
 
-
 SMALLEST = 16  # channels or features of a matrix that is worth it, on either side
-
-
 MOMENTUM = 0.95
-
-
 ITERATIONS = 5
-
-
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315  # steepest at 0 while values stay near 1
-
-
 MATCHED = 0.2  # root mean square of a step of Adam, in learning rates
 
 

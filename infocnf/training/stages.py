@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infocnf")
 Labels = dict[str, Tensor]
-
-
 LARGEST_WEIGHT = 50.0  # of one label among many examples without
 
 
