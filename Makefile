@@ -4,7 +4,7 @@ BIN := .venv/bin
 THREADS ?= 2
 RUN ?= runs/digits
 
-.PHONY: run test check browser docs bench clean help
+.PHONY: run test quick check browser docs bench clean help
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -19,6 +19,9 @@ run: .venv/installed  ## train on handwritten digits, evaluate, draw samples, wr
 
 test: check  ## check, then run all tests
 	$(BIN)/python -m pytest -n $(THREADS)
+
+quick: .venv/installed  ## the tests that take no more than seconds
+	$(BIN)/python -m pytest -n $(THREADS) -m 'not slow'
 
 check: .venv/installed  ## format, lint, types, layers and doctests
 	$(BIN)/ruff format --check .

@@ -63,7 +63,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model. It can be stopped (Ctrl-C) and resumed at any time, to the same weights."""
-    from infocnf.runs.settings import explain, read_config
+    from infocnf.runs.parsing import explain, read_config
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite contradict each other: choose one")
@@ -108,7 +108,7 @@ def as_toml(path: str) -> str:
 def start(source: str, settings: list[str], folder: Path, overwrite: bool) -> None:
     """Train from the beginning."""
     from infocnf.cli.progress import Display, announce
-    from infocnf.runs.settings import idle_settings, read_config
+    from infocnf.runs.parsing import idle_settings, read_config
     from infocnf.training import begin
 
     config = read_config(source, settings)

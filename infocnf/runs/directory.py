@@ -36,7 +36,7 @@ from infocnf.models.pretrained import bundled
 from infocnf.runs.build import build_data
 from infocnf.runs.checkpoints import BEST, DAMAGED, LAST, PREVIOUS
 from infocnf.runs.config import Config
-from infocnf.runs.settings import parse_config, read_tables, to_toml
+from infocnf.runs.parsing import parse_config, read_tables, to_toml
 from infocnf.tolerances import policy_class
 
 __all__ = ["Run", "check_data_paths", "claim", "describe", "remove_drafts"]

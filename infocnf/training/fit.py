@@ -18,7 +18,7 @@ from infocnf.runs import Run, checkpoints
 from infocnf.runs.build import build_data, build_model, settle
 from infocnf.runs.config import Config
 from infocnf.runs.directory import check_data_paths, claim, describe, remove_drafts
-from infocnf.runs.settings import apply_settings, differences, parse_config, to_toml
+from infocnf.runs.parsing import apply_settings, differences, parse_config, to_toml
 from infocnf.training.distributed import launch
 from infocnf.training.loop import Observer, Training
 from infocnf.training.stages import epochs_of

@@ -22,6 +22,8 @@ from infocnf.cli.app import run as command
 from infocnf.models import InfoCNF
 from infocnf.ode import solve
 
+pytestmark = pytest.mark.slow
+
 
 def small_flow(size: int = 8, hidden: int = 8, strength: float = 2.0) -> torch.nn.Module:
     flow = InfoCNF((1, size, size), blocks=1, hidden=(hidden, hidden), trace="hutchinson").flow

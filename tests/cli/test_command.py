@@ -28,6 +28,8 @@ from infocnf.runs import Run
 from infocnf.training import begin
 from tests.runs.tiny import TINY, last, rows, same_state, tiny
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [part for setting in TINY for part in ("--set", setting)]
 LIKELIHOOD = ["digits-likelihood", *SETTINGS]
 ROOT = Path(__file__).parent.parent.parent

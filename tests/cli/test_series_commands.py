@@ -22,6 +22,8 @@ from infocnf.runs import Run
 from tests.cli.test_command import start, wait_for
 from tests.runs.tiny import last, rows, same_state
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "training.epochs=4",
     "training.min_steps=0",

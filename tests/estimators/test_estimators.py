@@ -15,6 +15,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from infocnf.estimators import FlowDensity, InfoCNFClassifier, InfoCNFRegressor
 
+pytestmark = pytest.mark.slow
+
 FAST = {"width": 32, "random_state": 0}
 
 

@@ -21,6 +21,8 @@ from infocnf.experiments.forecast import forecast
 from infocnf.experiments.runner import ExperimentRunner, identity
 from infocnf.experiments.scales import SCALES, scale_of
 
+pytestmark = pytest.mark.slow
+
 TINY, PAPER = SCALES["tiny"], SCALES["paper"]
 NAMES = """density-1d tolerances small-batch large-batch large-batch-methods unconditional mnist
     marginal batch-size small-vs-large bigger spirals partition""".split()

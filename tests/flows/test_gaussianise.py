@@ -92,6 +92,7 @@ def test_data_becomes_standard_normal() -> None:
         assert stats.kstest(column.numpy(), "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_an_identity_flow_has_the_likelihood_of_independent_pixels() -> None:
     data = images(400)
     model = InfoCNF(

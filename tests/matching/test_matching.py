@@ -180,6 +180,7 @@ def train(model: InfoCNF, loss: Callable[[int], Tensor], steps: int, rate: float
     model.eval()
 
 
+@pytest.mark.slow
 def test_a_network_learns_the_closed_form() -> None:
     torch.set_default_dtype(torch.float32)
     model = InfoCNF((2,), supervised=0.0, architecture="residual", hidden=(32, 32), blocks=1)
@@ -333,6 +334,7 @@ def test_sharpness_is_kept_with_the_weights(tmp_path: Path) -> None:
         InfoCNF((2,), {"y": Categorical(2)}, hidden=(4,)).sharpen(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "beta"), [(1.0, 0.0), (0.0, 0.1)])
 def test_a_network_learns_bayes_rule(end: float, beta: float) -> None:
     torch.set_default_dtype(torch.float32)
@@ -379,7 +381,7 @@ def test_what_is_validated_is_what_is_predicted() -> None:
     shaken(model.flow.single[1].dynamics.field, 0.3)
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     answers = matching_objective(model.eval(), x, y, seeds=SEEDS[:40]).logits["y"]
-    again = model.logits(x, None, "one_step")["y"]
+    again = model.logits(x, readout="one_step")["y"]
     likely = again.exp() > 0.2  # below a floor training goes on with another logarithm
     torch.testing.assert_close(answers[likely], again[likely])
     drawn = matching_objective(model.train(), x, y, seeds=SEEDS[:40]).logits["y"]
@@ -615,7 +617,7 @@ def test_answers_that_cannot_be_read_are_refused() -> None:
         InfoCNF((3,), marginals=8)
     with pytest.raises(ValueError, match="'residual' needs widths in hidden"):
         InfoCNF((3,), architecture="residual", hidden=())
-    with pytest.raises(ValueError, match=r"levels: give hidden 2 or fewer"):
+    with pytest.raises(ValueError, match=r"resolutions: give hidden 2 or fewer"):
         InfoCNF((1, 28, 28), architecture="unet", hidden=(8, 8, 8))
 
 
@@ -630,6 +632,7 @@ def moons(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
 
+@pytest.mark.slow
 def test_matching_is_as_good_as_maximum_likelihood_on_two_moons() -> None:
     """As a density of all samples: given the label it stays behind, because lines of both classes
     cross, and a field that does not know the label sends some samples to the other pattern.

@@ -104,31 +104,33 @@ def contextual(architecture: str, separation: float = 0.0, **more: object) -> In
         **{**own, **more},  # type: ignore[arg-type]
     )
     for parameter in model.flow.parameters():
-        nn.init.normal_(parameter, std=0.3)
+        nn.init.normal_(parameter, std=0.15)
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_with_a_context_densities_are_those_of_the_whole_jacobian(architecture: str) -> None:
     model = contextual(architecture)
     x, c = torch.rand(2, *model.shape) * 0.8 + 0.1, torch.randn(2, 2)
-    code = model.encode(x, context=c, tolerance=1e-9)
+    code = model.encode(x, context=c, tolerance=1e-7)
     assert code.log_det is not None
     for i in range(2):
 
         def whole(one: Tensor, i: int = i) -> Tensor:
-            found = model.encode(one, context=c[i : i + 1], tolerance=1e-9, log_det=False)
+            found = model.encode(one, context=c[i : i + 1], tolerance=1e-7, log_det=False)
             return model.code.merge(found.supervised, found.unsupervised)[0]
 
         jacobian = torch.autograd.functional.jacobian(whole, x[i : i + 1]).flatten(1)
         truth = torch.linalg.slogdet(jacobian)[1]
-        torch.testing.assert_close(code.log_det[i].detach(), truth, rtol=1e-5, atol=1e-5)
-    again = model.decode(code, context=c, tolerance=1e-9)
+        torch.testing.assert_close(code.log_det[i].detach(), truth, rtol=1e-4, atol=1e-4)
+    again = model.decode(code, context=c, tolerance=1e-7)
     torch.testing.assert_close(again, x, rtol=0, atol=1e-5)
-    other = model.encode(x, context=c + 1.0, tolerance=1e-9)
+    other = model.encode(x, context=c + 1.0, tolerance=1e-7)
     assert (other.unsupervised - code.unsupervised).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["flat", "residual"])
 def test_a_context_tells_what_the_data_depends_on(architecture: str) -> None:
     """Samples around a point that the context gives: by likelihood, and by matching."""

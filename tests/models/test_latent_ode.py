@@ -292,6 +292,7 @@ def test_samples_have_the_labels_that_were_asked_for() -> None:
     assert (found[:2] - found[2:]).abs().mean() > (found[0] - found[1]).abs().mean()
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_follow_a_circle_and_its_speed() -> None:
     """Points on a circle, at irregular times, at one of two speeds."""
     torch.set_default_dtype(torch.float32)

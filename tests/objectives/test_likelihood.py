@@ -76,6 +76,7 @@ def fit(model: InfoCNF, x: Tensor, y: Tensor | None, steps: int) -> float:
     return objective.log_prob.mean().item()
 
 
+@pytest.mark.slow
 def test_a_trained_density_of_one_dimension_integrates_to_one() -> None:
     x, _ = mixture(600)
     model = InfoCNF((1,), hidden=(32, 32), activation="tanh", blocks=1)

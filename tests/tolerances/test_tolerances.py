@@ -259,7 +259,7 @@ def test_features_that_are_not_finite_are_an_error_that_counts_them(per: str, va
     model = rows_model(Learned(per)).eval()
     x = torch.randn(5, 3)
     x[2, 1] = value
-    with pytest.raises(ValueError, match="block 0 has no answer: 1 of 5 inputs"):
+    with pytest.raises(ValueError, match="block 0 gives no tolerance: 1 of 5 inputs"):
         model.log_prob(x, tolerance=None)
 
 
@@ -571,6 +571,7 @@ def cheapest() -> tuple[float, float]:
     return stiff, easy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_gates_learn_how_exactly_a_stiff_and_an_easy_block_must_be_solved(
     seed: int,
@@ -620,6 +621,7 @@ def test_a_budget_holds_its_evaluations_while_the_flow_gets_stiffer() -> None:
     assert model.policy(0, x).tolerance > 10 * tight  # it had to loosen
 
 
+@pytest.mark.slow
 def test_a_budget_holds_its_error() -> None:
     target = 1e-3
     policy = Budget(error=target, reference=1e-8, every=1, samples=16)

@@ -22,7 +22,7 @@ from infocnf.runs import Run, checkpoints, presets, read_config
 from infocnf.runs.build import build_data, build_model
 from infocnf.runs.checkpoints import intact, latest
 from infocnf.runs.config import Config
-from infocnf.runs.settings import explain, keys, parse_config, read_tables, to_toml
+from infocnf.runs.parsing import explain, keys, parse_config, read_tables, to_toml
 from infocnf.tolerances import Choice, Policy
 from infocnf.training import begin, resume
 from infocnf.training.optim import averaging, parameter_groups, rate_factor, set_rates

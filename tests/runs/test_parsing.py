@@ -17,7 +17,7 @@ from infocnf.matching import matching_objective
 from infocnf.objectives import likelihood_objective, variational_objective
 from infocnf.runs import Run, read_config
 from infocnf.runs.config import Config
-from infocnf.runs.settings import idle_settings, to_toml
+from infocnf.runs.parsing import idle_settings, to_toml
 
 DECLARED = {
     "data": [load_data],
