@@ -30,8 +30,7 @@ from infocnf.models.factors import Categorical as CategoricalFactor
 from infocnf.models.factors import Factor
 from infocnf.models.readout import check_readout
 from infocnf.networks.sharpened import Sharpened
-from infocnf.ode import SolverOptions
-from infocnf.ode.tableaus import tableau
+from infocnf.ode import TABLEAUS, SolverOptions
 from infocnf.random import sample_seeds
 from infocnf.tolerances import BlockShape, Fixed
 
@@ -138,7 +137,8 @@ class InfoCNF(PartitionedModel):
         self.gradient = gradient
         self.training_solver: dict[str, Any] = {}
         if training_method is not None:
-            if not tableau(training_method).adaptive:
+            known = TABLEAUS.get(training_method)
+            if known is not None and not known.adaptive:
                 raise ValueError(f"training_method must be adaptive, got {training_method!r}")
             self.training_solver = {"method": training_method, "steps": None}
         self.check_solver(solver)

@@ -25,7 +25,7 @@ from infocnf.ode.controller import State
 from infocnf.ode.gradients import differentiable
 from infocnf.ode.integrate import SolveContext, Status, integrate
 from infocnf.ode.step import Field
-from infocnf.ode.tableaus import Tableau, tableau
+from infocnf.ode.tableaus import TABLEAUS, Tableau
 
 __all__ = [
     "GRADIENTS",
@@ -76,7 +76,9 @@ class SolverOptions:
             raise ValueError(
                 f"gradient must be one of {', '.join(GRADIENTS)}, got {self.gradient!r}"
             )
-        object.__setattr__(self, "table", tableau(self.method))
+        if self.method not in TABLEAUS:
+            raise ValueError(f"method must be one of {', '.join(TABLEAUS)}, got {self.method!r}")
+        object.__setattr__(self, "table", TABLEAUS[self.method])
         if self.adaptive and self.steps is not None:
             raise ValueError(
                 f"{self.method} chooses its own steps: leave out steps={self.steps}, "

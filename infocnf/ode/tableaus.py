@@ -14,13 +14,12 @@ step :math:`y(t + \theta h) = y + h \sum_i k_i \sum_p d_{ip}\, \theta^p`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TABLEAUS", "Tableau", "tableau"]
+__all__ = ["TABLEAUS", "Tableau"]
 
 
 @dataclass(frozen=True)
@@ -46,45 +45,29 @@ class Tableau:
     e: tuple[float, ...] = ()
     d: tuple[tuple[float, ...], ...] = ()
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether the method estimates its own error."""
-        return bool(self.e)
+    # derived, once
+    adaptive: bool = field(init=False)  # whether the method estimates its own error
+    stages: int = field(init=False)  # of a step; each attempt evaluates one less when fsal
+    fsal: bool = field(init=False)  # the last stage is the first of the next step, for free
+    result_stages: int = field(init=False)  # those that the result, and so a gradient, depends on
+    silent: tuple[bool, ...] = field(init=False)  # no weight in result and error: dopri5's second
+    nodes: NDArray[np.float64] = field(init=False, repr=False, compare=False)  # c as an array
+    dense: NDArray[np.float64] = field(init=False, repr=False, compare=False)  # d, (stages, powers)
 
-    @cached_property
-    def nodes(self) -> NDArray[np.float64]:
-        """The stage times :math:`c` as an array."""
-        return np.array(self.c)
-
-    @cached_property
-    def fsal(self) -> bool:
-        """Whether the last stage is the field at the result: the first stage of the next step, for
-        free.
-        """
-        return self.a[-1] == self.b[:-1] and self.b[-1] == 0.0
-
-    @cached_property
-    def silent(self) -> tuple[bool, ...]:
-        """Which stages have no weight in the result nor in the error, and serve later stages only:
-        the second of dopri5.
-        """
+    def __post_init__(self) -> None:
+        fsal = self.a[-1] == self.b[:-1] and self.b[-1] == 0.0
         weights = zip(self.b, self.e or self.b, strict=True)
-        return tuple(b == 0.0 and e == 0.0 for b, e in weights)
-
-    @cached_property
-    def dense(self) -> NDArray[np.float64]:
-        """The coefficients :math:`d` as an array ``(stages, powers)``."""
-        return np.array(self.d)
-
-    @property
-    def stages(self) -> int:
-        """Stages of a step; each new attempt evaluates one less when ``fsal``."""
-        return len(self.c)
-
-    @property
-    def result_stages(self) -> int:
-        """Stages that the result depends on, and so those a gradient must pass through."""
-        return self.stages - self.fsal
+        derived = {
+            "adaptive": bool(self.e),
+            "stages": len(self.c),
+            "fsal": fsal,
+            "result_stages": len(self.c) - fsal,
+            "silent": tuple(b == 0.0 and e == 0.0 for b, e in weights),
+            "nodes": np.array(self.c),
+            "dense": np.array(self.d),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
 
 DOPRI5 = Tableau(
@@ -195,14 +178,4 @@ RK4 = Tableau(
     d=((1.0, -3 / 2, 2 / 3), (0.0, 1.0, -2 / 3), (0.0, 1.0, -2 / 3), (0.0, -1 / 2, 2 / 3)),
 )
 TABLEAUS = {table.name: table for table in (DOPRI5, TSIT5, BOSH3, HEUN, EULER, MIDPOINT, RK4)}
-
-
-def tableau(method: str) -> Tableau:
-    """The table of a method by name.
-
-    >>> tableau("dopri5").order
-    5
-    """
-    if method not in TABLEAUS:
-        raise ValueError(f"method must be one of {', '.join(TABLEAUS)}, got {method!r}")
-    return TABLEAUS[method]
+"""Methods by name."""

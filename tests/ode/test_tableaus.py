@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from infocnf.ode.tableaus import TABLEAUS, Tableau, tableau
+from infocnf.ode import SolverOptions
+from infocnf.ode.tableaus import TABLEAUS, Tableau
 
 ALL = list(TABLEAUS.values())
 ADAPTIVE = [table for table in ALL if table.adaptive]
@@ -69,7 +70,7 @@ def test_the_last_stage_of_dopri5_tsit5_and_bosh3_is_the_first_of_the_next_step(
 
 def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"dopri5.*rk4, got 'dopri6'"):
-        tableau("dopri6")
+        SolverOptions("dopri6")
 
 
 def test_only_the_second_stage_of_dopri5_has_no_weight() -> None:
