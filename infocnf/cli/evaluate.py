@@ -12,6 +12,7 @@ from infocnf.cli.options import BatchSize, ExactTrace, Tolerance, check_solving
 from infocnf.errors import InputError, WorkError
 
 if TYPE_CHECKING:
+    from infocnf.evaluation import Driver
     from infocnf.models import InfoCNF
     from infocnf.runs import Run
     from infocnf.tolerances import Policy
@@ -116,19 +117,19 @@ def evaluate_flow(
     from infocnf import evaluation
     from infocnf.cli.options import console, counting
     from infocnf.data import spread_over
+    from infocnf.evaluation import Driver
     from infocnf.evaluation.likelihood import in_short
     from infocnf.ode import SolveError
 
     config, everything = run.config.evaluation, run.data().examples(part)
     size = batch_size or config.batch_size
     x, labels = spread_over(*everything, limit or config.limit)
-    given = (model, run.preparation, x, labels)
-    one_step = evaluation.one_step_metrics(model, run.preparation, *everything, size)
+    driver = Driver(model, run.preparation, size)
+    one_step = evaluation.one_step_metrics(driver, *everything)
     if budget is None:
         with counting("evaluating", len(x)) as progress:
-            found = evaluation.evaluate(
-                *given, tolerance=tolerance or config.tolerance, batch_size=size, progress=progress
-            )
+            own = replace(driver, progress=progress)
+            found = evaluation.evaluate(own, x, labels, tolerance=tolerance or config.tolerance)
     allowed, within = budget, {}
     adaptive = all(block.solver.steps is None for block in model.blocks)
     estimated = any(not block.exact for block in model.blocks) or model.dimensions <= EXACT_UP_TO
@@ -137,9 +138,8 @@ def evaluate_flow(
     if allowed is not None:
         try:
             with counting(f"within {allowed:g} bits/dim", len(x)) as progress:
-                cheapest = evaluation.evaluate_within(
-                    *given, budget=allowed, batch_size=size, progress=progress
-                )
+                own = replace(driver, progress=progress)
+                cheapest = evaluation.evaluate_within(own, x, labels, budget=allowed)
             within = in_short(cheapest, allowed)
             found = cheapest if budget is not None else found
         except (WorkError, SolveError) as error:
@@ -148,7 +148,7 @@ def evaluate_flow(
             console.print(str(error))  # nobody asked for it: the evaluation stands
     found = replace(found, one_step=one_step, within_budget=within)
     if outliers:
-        found = replace(found, outliers=outlier_areas(run, model, size, limit))
+        found = replace(found, outliers=outlier_areas(run, driver, limit))
     return found.to_dict(), table(found)
 
 
@@ -158,6 +158,7 @@ def evaluate_series_run(
     """Fit, extrapolation and labels of series as plain values, and for people."""
     from infocnf.cli.options import counting
     from infocnf.data import spread_over
+    from infocnf.evaluation import Driver
     from infocnf.evaluation.series import evaluate_series
 
     config, model, data = run.config, run.latent_ode(), run.data()
@@ -167,22 +168,20 @@ def evaluate_series_run(
     x, chosen = spread_over(x, {**labels, **more}, limit or config.evaluation.limit)
     truth = chosen.pop("truth", None)
     with counting("evaluating", len(x)) as progress:
+        size = batch_size or config.evaluation.batch_size
         found = evaluate_series(
-            model,
-            run.preparation,
+            Driver(model, run.preparation, size, progress),
             x,
             chosen,
             truth,
             draws=config.series.draws,
             tolerance=tolerance or config.evaluation.tolerance,
-            batch_size=batch_size or config.evaluation.batch_size,
-            progress=progress,
         ).to_dict()
     return found, series_table(found)
 
 
 def outlier_areas(
-    run: Run, model: InfoCNF, size: int, limit: int | None
+    run: Run, driver: Driver[InfoCNF], limit: int | None
 ) -> dict[str, dict[str, float]]:
     """How well each score tells outliers from the test set."""
     from infocnf.cli.options import counting
@@ -191,9 +190,7 @@ def outlier_areas(
     data, count = run.data(), min(limit or 500, 500)
     kinds = len(make_outliers(data.examples("test")[0][:1], data.raw.levels))
     with counting("outliers", (kinds + 2) * count) as progress:
-        return outlier_table(
-            model, run.preparation, data, count=count, batch_size=size, progress=progress
-        )
+        return outlier_table(replace(driver, progress=progress), data, count=count)
 
 
 def check_amounts(budget: float | None, limit: int | None) -> None:

@@ -6,12 +6,15 @@ import csv
 import io
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infocnf.cli.options import BatchSize, ExactTrace, Tolerance, check_output, check_solving
 from infocnf.errors import InputError
+
+if TYPE_CHECKING:
+    from infocnf.models import PartitionedModel
 
 __all__ = ["predict"]
 
@@ -66,22 +69,22 @@ def predict(
             raise InputError(f"{sources[1]}: give one file of series at a time")
         own, label = opened.config.data, wanted_labels(opened.config.data.label)
         names, x = read_new_series(sources[0], opened.facts["columns"], own.series, own.time, label)
-        draws = opened.config.series.draws
-        work = partial(predict_series, opened.latent_ode(), draws=draws)
+        model: PartitionedModel = opened.latent_ode()
+        work: Any = partial(predict_series, draws=opened.config.series.draws)
     else:
         inputs = [read_inputs(source, opened.facts) for source in sources]
         names = [name for some, _ in inputs for name in some]
         x = np.concatenate([examples for _, examples in inputs])
         reference = ReferenceLikelihood.told(opened.evaluation)
-        work = partial(evaluation.predict, opened.model(exact_trace), reference=reference)
+        model = opened.model(exact_trace)
+        work = partial(evaluation.predict, reference=reference)
     with counting("predicting", len(x)) as progress:
+        size = batch_size or config.batch_size
         found = work(
-            opened.preparation,
+            evaluation.Driver(model, opened.preparation, size, progress),
             torch.from_numpy(x),
             opened.facts["classes"],
             tolerance=tolerance or config.tolerance,
-            batch_size=batch_size or config.batch_size,
-            progress=progress,
         )
     if found.unsolved:
         console.print(

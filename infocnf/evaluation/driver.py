@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +34,11 @@ def take(labels: Mapping[str, Tensor], rows: Tensor, device: torch.device) -> di
     return {name: y[rows].to(device) for name, y in labels.items()}
 
 
+Model = TypeVar("Model", bound=PartitionedModel)
+
+
 @dataclass(frozen=True)
-class Driver:
+class Driver(Generic[Model]):
     """How examples go through a model.
 
     Arguments:
@@ -44,7 +48,7 @@ class Driver:
         progress: Told of the number of examples after each batch.
     """
 
-    model: PartitionedModel
+    model: Model
     preparation: Preparation
     batch_size: int = 500
     progress: Progress = quiet

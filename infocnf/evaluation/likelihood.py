@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infocnf.data import Preparation, spread_over
+from infocnf.data import spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation.calibration import judge, mean_of, reliabilities
-from infocnf.evaluation.driver import Columns, Driver, Progress, quiet, take
+from infocnf.evaluation.driver import Columns, Driver, take
 from infocnf.models import InfoCNF
 from infocnf.objectives import bits_per_dim
 from infocnf.tolerances import BlockShape, Choice, Fixed, Policy
@@ -212,12 +212,13 @@ def logits_of(columns: Columns) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): v for n, v in columns.items() if n.startswith(prefix)}
 
 
-def score_all(driver: Driver, x: Tensor, tolerance: float | None, log_scale: float) -> Columns:
+def score_all(
+    driver: Driver[InfoCNF], x: Tensor, tolerance: float | None, log_scale: float
+) -> Columns:
     """Scores of examples as read, without their labels; NaN, and no evaluations, for those that
     cannot be solved.
     """
     model = driver.model
-    assert isinstance(model, InfoCNF)
     policy = model.policy_for(tolerance)
     found = driver.collect(
         x, lambda some, rows: score(model, some, {}, policy, log_scale), partial=True
@@ -238,27 +239,22 @@ def score_all(driver: Driver, x: Tensor, tolerance: float | None, log_scale: flo
 
 
 def evaluate(
-    model: InfoCNF,
-    preparation: Preparation,
+    driver: Driver[InfoCNF],
     x: Tensor,
     labels: Mapping[str, Tensor],
     *,
     tolerance: float | Policy | None = None,
-    batch_size: int = 500,
-    progress: Progress = quiet,
 ) -> Evaluation:
     """Metrics of all examples.
 
     Arguments:
-        model: The model, in evaluation mode.
-        preparation: How examples become what the model reads.
+        driver: How examples go through the model.
         x: Examples as read.
         labels: Their labels by factor.
         tolerance: Tolerance of the solves; the model's own when None.
-        batch_size: Examples solved at a time.
-        progress: Told of the number of examples after each batch.
     """
-    started, policy = perf_counter(), model.eval().policy_for(tolerance)
+    model, preparation = driver.model.eval(), driver.preparation
+    started, policy = perf_counter(), model.policy_for(tolerance)
 
     def measure(some: Tensor, rows: Tensor) -> Columns:
         mine = take(labels, rows, model.device)
@@ -266,7 +262,7 @@ def evaluate(
         tight = score(model, some, mine, Tighter(policy), preparation.log_scale)
         return {**found, "error": (found["log_prob"] - tight["log_prob"]).abs()}
 
-    found = Driver(model, preparation, batch_size, progress).collect(x, measure)
+    found = driver.collect(x, measure)
     conditional, marginal = (
         bits_per_dim(found[name], model.dimensions, preparation.levels)
         for name in ("log_prob", "marginal")
@@ -302,20 +298,15 @@ def evaluate(
 
 
 def one_step_metrics(
-    model: InfoCNF,
-    preparation: Preparation,
-    x: Tensor,
-    labels: Mapping[str, Tensor],
-    batch_size: int = 500,
+    driver: Driver[InfoCNF], x: Tensor, labels: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """How good labels are that are read off one evaluation of the field; nothing of a model that
     was not made for it.
     """
+    model = driver.model
     if not model.has_one_step:
         return {}
-    logits = Driver(model, preparation, batch_size).collect(
-        x, lambda some, _: model.logits(some, readout="one_step")
-    )
+    logits = driver.collect(x, lambda some, _: model.logits(some, readout="one_step"))
     factors, confusion = judge(model, logits, labels)
     return {
         "examples": len(x),
@@ -328,35 +319,23 @@ def one_step_metrics(
 
 
 def evaluate_within(
-    model: InfoCNF,
-    preparation: Preparation,
+    driver: Driver[InfoCNF],
     x: Tensor,
     labels: Mapping[str, Tensor],
     *,
     budget: float = LARGEST_ERROR,
-    batch_size: int = 500,
-    progress: Progress = quiet,
 ) -> Evaluation:
-    """Metrics of all examples at the loosest tolerance that keeps log p within a budget: on some of
-    them compared with a solve at 1e-6, and on all by the certificate, the mean change under a ten
-    times tighter solve.
-
-    Arguments:
-        model: The model, in evaluation mode.
-        preparation: How examples become what the model reads.
-        x: Examples as read.
-        labels: Their labels by factor.
-        budget: Largest mean numerical error in bits per dimension.
-        batch_size: Examples solved at a time.
-        progress: Told of the number of examples after each batch.
+    """Metrics of all examples at the loosest tolerance that keeps log p within a budget, the
+    largest mean numerical error in bits per dimension: on some of them compared with a solve at
+    1e-6, and on all by the certificate, the mean change under a ten times tighter solve.
     """
+    model = driver.model.eval()
     if not budget > 0:
         raise ValueError(f"budget must be positive, got {budget}")
     if any(block.solver.steps is not None for block in model.blocks):
         raise InputError("a method without error estimate has no tolerance: leave out --budget")
-    model.eval()
     some, mine = spread_over(x, labels, LOOK)
-    prepared = preparation(some.to(model.device), model.dtype)
+    prepared = driver.preparation(some.to(model.device), model.dtype)
     mine = {name: y.to(model.device) for name, y in mine.items()}
 
     def log_prob(tolerance: float) -> Tensor:
@@ -367,15 +346,7 @@ def evaluate_within(
         change = (log_prob(tolerance) - exact).abs().mean()
         if not float(change) / (model.dimensions * math.log(2.0)) <= budget:
             continue
-        found = evaluate(
-            model,
-            preparation,
-            x,
-            labels,
-            tolerance=tolerance,
-            batch_size=batch_size,
-            progress=progress,
-        )
+        found = evaluate(driver, x, labels, tolerance=tolerance)
         if found.numerical_error_bits_per_dim <= budget:
             return found
     raise WorkError(

@@ -24,10 +24,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infocnf.data import Dataset, Preparation
+from infocnf.data import Dataset
 from infocnf.data.dataset import marginal_tables
 from infocnf.evaluation.calibration import label_entropy
-from infocnf.evaluation.driver import Driver, Progress, quiet
+from infocnf.evaluation.driver import Driver
 from infocnf.evaluation.likelihood import ReferenceLikelihood, logits_of, score_all
 from infocnf.flows import Traversal
 from infocnf.flows.gaussianise import Gaussianise
@@ -94,20 +94,12 @@ def auroc(usual: Tensor, outliers: Tensor) -> float:
 
 
 def outlier_table(
-    model: InfoCNF,
-    preparation: Preparation,
-    data: Dataset,
-    *,
-    tolerance: float = 1e-3,
-    count: int = 500,
-    batch_size: int = 500,
-    progress: Progress = quiet,
+    driver: Driver[InfoCNF], data: Dataset, *, tolerance: float = 1e-3, count: int = 500
 ) -> dict[str, dict[str, float]]:
     """Areas under ROC curves by kind of outlier and score, over test examples; what is usual is
     learned from the validation part.
     """
-    background = independent(data)
-    driver = Driver(model, preparation, batch_size, progress)
+    model, preparation, background = driver.model, driver.preparation, independent(data)
     usual, known = (data.examples(part)[0][:count] for part in ("test", "validation"))
     reference = ReferenceLikelihood.of(score_all(driver, known, tolerance, 0.0)["marginal"].cpu())
 

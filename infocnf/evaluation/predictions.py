@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from infocnf.data import Preparation
 from infocnf.evaluation.calibration import label_entropy
-from infocnf.evaluation.driver import Driver, Progress, quiet
+from infocnf.evaluation.driver import Driver, quiet
 from infocnf.evaluation.likelihood import ReferenceLikelihood, logits_of, score_all
 from infocnf.models import Categorical, InfoCNF, PartitionedModel
 
@@ -30,33 +29,27 @@ class Predictions:
 
 
 def predict(
-    model: InfoCNF,
-    preparation: Preparation,
+    driver: Driver[InfoCNF],
     x: Tensor,
     classes: Mapping[str, Sequence[str]],
     *,
     reference: ReferenceLikelihood | None = None,
     tolerance: float | None = None,
-    batch_size: int = 500,
-    progress: Progress = quiet,
 ) -> Predictions:
     """Labels and likelihoods of new examples.
 
     Arguments:
-        model: The model, in evaluation mode.
-        preparation: How examples become what the model reads.
+        driver: How examples go through the model.
         x: Examples as read.
         classes: Names of the classes of each categorical factor.
         reference: What likelihoods are usual; without it nothing is said of that.
         tolerance: Tolerance of the solves; the model's own when None.
-        batch_size: Examples solved at a time.
-        progress: Told of the number of examples after each batch.
     """
-    driver = Driver(model, preparation, batch_size, progress)
-    found = score_all(driver, x, tolerance, preparation.log_scale)
+    model = driver.model
+    found = score_all(driver, x, tolerance, driver.preparation.log_scale)
     logits = logits_of(found)
     if model.readout == "one_step":  # which needs no solve
-        alone = Driver(model, preparation, batch_size)
+        alone = replace(driver, progress=quiet)
         logits = alone.collect(x, lambda some, _: model.logits(some, readout="one_step"))
 
     columns: dict[str, list[object]] = {}

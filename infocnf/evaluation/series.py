@@ -8,16 +8,15 @@ observations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from infocnf.data import Preparation
 from infocnf.evaluation.calibration import judge, mean_of
-from infocnf.evaluation.driver import Columns, Driver, Progress, quiet, take
+from infocnf.evaluation.driver import Columns, Driver, quiet, take
 from infocnf.evaluation.likelihood import Tighter, logits_of
 from infocnf.evaluation.predictions import Predictions, label_columns
 from infocnf.models import LatentODE, Real
@@ -78,32 +77,27 @@ class SeriesEvaluation:
 
 
 def evaluate_series(
-    model: LatentODE,
-    preparation: Preparation,
+    driver: Driver[LatentODE],
     x: Tensor,
     labels: Mapping[str, Tensor],
     truth: Tensor | None = None,
     *,
     draws: int = 10,
     tolerance: float | None = None,
-    batch_size: int = 500,
-    progress: Progress = quiet,
 ) -> SeriesEvaluation:
     """Metrics of all series.
 
     Arguments:
-        model: The model, in evaluation mode.
-        preparation: How series become what the model reads.
+        driver: How series go through the model.
         x: Series as read.
         labels: Their labels by factor.
         truth: The truth at the times of the series and others, ``(series, times, 1 + channels)``.
         draws: Draws of the hidden state of each series.
         tolerance: Tolerance of the solves; the model's own when None.
-        batch_size: Series solved at a time.
-        progress: Told of the number of series after each batch.
     """
+    model, preparation = driver.model.eval(), driver.preparation
     started, known = perf_counter(), x if truth is None else truth
-    policy = model.eval().policy_for(tolerance)
+    policy = model.policy_for(tolerance)
     tight = Tighter(policy)
 
     def measure(series: Tensor, rows: Tensor) -> Columns:
@@ -111,7 +105,7 @@ def evaluate_series(
         seeds = combine_seeds(0, rows).to(model.device)
         posterior = model.encode(series)
         errors = squared_errors(
-            model, preparation, series, posterior, x[rows], known[rows], seeds, draws, policy
+            driver, series, posterior, x[rows], known[rows], seeds, draws, policy
         )
         objective = variational_objective(
             model,
@@ -133,7 +127,7 @@ def evaluate_series(
             **{f"logits {name}": part for name, part in logits.items()},
         }
 
-    found = Driver(model, preparation, batch_size, progress).collect(x, measure)
+    found = driver.collect(x, measure)
     metrics, errors = {}, {}
     for name in ("before", "fit", "after"):
         for key in (name, f"{name} mean"):
@@ -167,8 +161,7 @@ def evaluate_series(
 
 
 def squared_errors(
-    model: LatentODE,
-    preparation: Preparation,
+    driver: Driver[LatentODE],
     series: Tensor,
     posterior: Posterior,
     raw: Tensor,
@@ -180,6 +173,7 @@ def squared_errors(
     """Sums of squared errors and their number ``(batch, 2)``, ``before``, within (``fit``) and
     ``after`` the window, over draws of the hidden state, and from its ``mean``.
     """
+    model, preparation = driver.model, driver.preparation
     known = known.to(model.device, torch.float64)
     times = (known[..., 0] - raw[:, :1, 0].to(known)) / preparation.scale[0]
     last = series[..., 0].nan_to_num(nan=-torch.inf).amax(1, keepdim=True)
@@ -205,20 +199,17 @@ def squared_errors(
 
 
 def predict_series(
-    model: LatentODE,
-    preparation: Preparation,
+    driver: Driver[LatentODE],
     x: Tensor,
     classes: Mapping[str, Sequence[str]],
     *,
     draws: int = 10,
     tolerance: float | None = None,
-    batch_size: int = 500,
-    progress: Progress = quiet,
 ) -> Predictions:
     """Labels of new series, and a lower bound of log p(x), averaged over draws of the hidden state;
     arguments as of :func:`evaluate_series`.
     """
-    driver = Driver(model, preparation, batch_size, progress)
+    model, preparation = driver.model, driver.preparation
 
     def bound(series: Tensor, rows: Tensor) -> Columns:
         seeds = sample_seeds(series.nan_to_num())
@@ -238,7 +229,8 @@ def predict_series(
         }
 
     found = driver.collect(x, bound, partial=True)
-    labels = driver.collect(x, lambda series, _: model.logits(series)) if model.code.heads else {}
+    quietly = replace(driver, progress=quiet)
+    labels = quietly.collect(x, lambda some, _: model.logits(some)) if model.code.heads else {}
     columns: dict[str, list[object]] = {}
     for name, logits in labels.items():
         columns.update(label_columns(model, name, logits, classes.get(name, ())))

@@ -17,6 +17,7 @@ from infocnf.cli.app import run as command
 from infocnf.data import load_data
 from infocnf.data.synthetic import curve, draw
 from infocnf.errors import InputError
+from infocnf.evaluation.driver import Driver
 from infocnf.evaluation.series import evaluate_series, root
 from infocnf.runs import Run
 from tests.cli.test_command import start, wait_for
@@ -203,7 +204,11 @@ def test_errors_are_those_of_the_truth_on_both_sides() -> None:
     plain = Preparation(mean=(0.0,) * 3, scale=(1.0,) * 3, series=True)
     y = {name: torch.from_numpy(value) for name, value in labels.items()}
     found = evaluate_series(
-        model, plain, torch.from_numpy(seen), y, torch.from_numpy(truth), draws=2, batch_size=4
+        Driver(model, plain, batch_size=4),
+        torch.from_numpy(seen),
+        y,
+        torch.from_numpy(truth),
+        draws=2,
     )
     assert [found.rmse_fit, found.rmse_before, found.rmse_after] == pytest.approx([1.0, 2.0, 3.0])
 
@@ -255,7 +260,7 @@ def test_series_that_cannot_be_used_are_refused(
         ("w3,", ",", {}, "row 4 has nothing in column 'who'"),
         ("w3,3.0", "w3,", {}, "row 4 has nothing in column 'when'"),
         ("sad", "", {}, "row 1 has no label in column 'kind'"),
-        ("", "", {"real": ["kind"]}, "holds words, which are not amounts"),
+        ("", "", {"real": ["kind"]}, "holds words, which are not real values"),
         ("", "", {"real": ["nosuch"]}, "not in data.label"),
         ("kind", "nfe", {"label": ["nfe"]}, "cannot be called 'nfe'"),
         ("when", "Unnamed: 0", {"time": "Unnamed: 0"}, "without a name"),

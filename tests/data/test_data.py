@@ -460,7 +460,7 @@ def test_labels_are_classes_or_amounts_known_or_not(
 @pytest.mark.parametrize(
     ("y", "real", "reason"),
     [
-        (["a", "b"], ["kind"], "holds words, which are not amounts"),
+        (["a", "b"], ["kind"], "holds words, which are not real values"),
         ([np.nan, np.nan], [], r"no example has one.*data.label=\[\]"),
         (["", ""], [], "no example has one"),
         ([1.5, np.inf], [], "is infinite in example 1"),

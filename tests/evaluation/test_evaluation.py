@@ -12,6 +12,7 @@ from infocnf import InfoCNF
 from infocnf.data import Preparation, spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation import evaluate_within
+from infocnf.evaluation.driver import Driver
 from infocnf.evaluation.likelihood import TOLERANCES
 from infocnf.reports.samples import class_grid
 
@@ -29,7 +30,7 @@ def bent(**arguments: object) -> tuple[InfoCNF, Tensor]:
 @pytest.mark.parametrize("budget", [1e-4, 1e-5])
 def test_the_loosest_tolerance_within_a_budget_is_found(budget: float) -> None:
     model, x = bent()
-    found = evaluate_within(model, ROWS, x, {}, budget=budget)
+    found = evaluate_within(Driver(model, ROWS), x, {}, budget=budget)
     assert found.numerical_error_bits_per_dim <= budget
     with torch.no_grad():
         exact = model.log_prob(x, tolerance=1e-9)
@@ -46,12 +47,12 @@ def test_the_loosest_tolerance_within_a_budget_is_found(budget: float) -> None:
 def test_a_budget_that_nothing_keeps_is_refused() -> None:
     model, x = bent()
     with pytest.raises(WorkError, match="within 1e-15 bits/dim: give a larger budget"):
-        evaluate_within(model, ROWS, x[:5], {}, budget=1e-15)
+        evaluate_within(Driver(model, ROWS), x[:5], {}, budget=1e-15)
     with pytest.raises(ValueError, match="budget must be positive, got 0"):
-        evaluate_within(model, ROWS, x, {}, budget=0)
+        evaluate_within(Driver(model, ROWS), x, {}, budget=0)
     fixed, _ = bent(method="rk4", steps=4)
     with pytest.raises(InputError, match="without error estimate"):
-        evaluate_within(fixed, ROWS, x, {}, budget=1e-3)
+        evaluate_within(Driver(fixed, ROWS), x, {}, budget=1e-3)
 
 
 def test_some_examples_are_spread_over_all() -> None:

@@ -11,6 +11,7 @@ import torch
 from infocnf import Categorical, InfoCNF, Real
 from infocnf.data import load_data
 from infocnf.evaluation.calibration import calibration_error, reliability
+from infocnf.evaluation.driver import Driver
 from infocnf.evaluation.outliers import (
     SCORES,
     ReferenceLikelihood,
@@ -98,13 +99,15 @@ def test_every_score_has_its_place_in_the_table() -> None:
     data = load_data("digits", validation=20, test=20, limit=40)
     model = InfoCNF(data.shape, data.factors, hidden=(4,), blocks=1, scales=1).eval()
     told: list[int] = []
-    table = outlier_table(model, data.preparation, data, tolerance=1e-2, progress=told.append)
+    table = outlier_table(
+        Driver(model, data.preparation, progress=told.append), data, tolerance=1e-2
+    )
     assert list(table) == list(make_outliers(data.examples("test")[0], 17))
     assert sum(told) == 20 * (len(table) + 2)
     for areas in table.values():
         assert tuple(areas) == SCORES and all(0.0 <= area <= 1.0 for area in areas.values())
     bare = InfoCNF(data.shape, {}, hidden=(4,), blocks=1, scales=1).eval()
-    table = outlier_table(bare, data.preparation, data, tolerance=1e-2)
+    table = outlier_table(Driver(bare, data.preparation), data, tolerance=1e-2)
     assert set(table["noise"]) == {"log-likelihood", "typicality", "ratio"}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from infocnf import Categorical, InfoCNF
 from infocnf.errors import InputError, WorkError
-from infocnf.evaluation import evaluate
+from infocnf.evaluation import Driver, evaluate
 from infocnf.objectives import likelihood_objective
 from infocnf.ode import set_aside
 from infocnf.runs import Run, checkpoints, presets, read_config
@@ -258,8 +258,8 @@ def test_test_examples_are_watched_and_never_used(tmp_path: Path) -> None:
     run = begin(tiny("training.watch_test=48", "training.select=last"), tmp_path / "run")
     assert same_state(last(alone.folder), last(run.folder))
     row = rows(run.folder)[-1]
-    given = (run.model(), run.preparation, *run.data().examples("test"))
-    found = evaluate(*given, tolerance=1e-3)
+    driver = Driver(run.model(), run.preparation)
+    found = evaluate(driver, *run.data().examples("test"), tolerance=1e-3)
     assert float(row["test_error_percent"]) == pytest.approx(found.error_percent)
     assert float(row["test_bits_per_dim"]) == pytest.approx(found.bits_per_dim, abs=1e-4)
     marginal = float(row["test_bits_per_dim_marginal"])
