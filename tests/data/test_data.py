@@ -467,7 +467,7 @@ def test_labels_are_classes_or_amounts_known_or_not(
         ([1j, 2j], [], "must be words, numbers or dates"),
         ([[1], [2]], [], r"one per example, got shape \(2, 1\)"),
         ([3, 3], [], "one class only, 3"),
-        (list(range(40)), [], "40 classes for 40 examples: if they are amounts"),
+        (list(range(40)), [], "40 classes for 40 examples: if they are real"),
         ([1, 2], ["size"], "data.real names 'size'"),
     ],
 )
