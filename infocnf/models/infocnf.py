@@ -446,17 +446,7 @@ class InfoCNF(PartitionedModel):
         return context.expand(count, self.context).to(self.device, self.dtype)
 
     def config(self) -> dict[str, Any]:
-        arguments = dict(self._arguments)
-        field = arguments["field"]
-        if field is not None:
-            kind = type(field) if isinstance(field, nn.Module) else field
-            path = f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
-            self._arguments["field"] = path
-        try:
-            found = super().config()
-        finally:
-            self._arguments["field"] = field
-        return {**found, "readout": self.readout, "gradient": self.gradient}
+        return {**super().config(), "readout": self.readout, "gradient": self.gradient}
 
 
 class FlowTransform(Transform):

@@ -182,8 +182,11 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def plain(value: Any) -> Any:  # noqa: ANN401
     """A value in the types that JSON knows: numbers of NumPy and PyTorch, tuples and mappings
-    become such.
+    become such, and code its import path.
     """
+    if callable(value):
+        kind = type(value) if isinstance(value, nn.Module) else value
+        return f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
