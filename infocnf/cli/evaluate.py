@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate"]
 
-EXACT_UP_TO = 16  # dimensions whose exact trace costs nothing that a person would notice
-
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
@@ -86,7 +84,7 @@ def evaluate(
         model = opened.model(exact_trace)
         chosen_policy = model.policy if learned_tolerances else tolerance
         found, lines = evaluate_flow(
-            opened, model, part, chosen_policy, batch_size, budget, limit, outliers
+            opened, model, part, chosen_policy, batch_size, budget, limit, outliers, exact_trace
         )
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
@@ -112,6 +110,7 @@ def evaluate_flow(
     budget: float | None,
     limit: int | None,
     outliers: bool,
+    exact_trace: bool,
 ) -> tuple[dict[str, Any], str]:
     """Metrics of a flow as plain values, and for people."""
     from infocnf import evaluation
@@ -132,8 +131,7 @@ def evaluate_flow(
             found = evaluation.evaluate(own, x, labels, tolerance=tolerance or config.tolerance)
     allowed, within = budget, {}
     adaptive = all(block.solver.steps is None for block in model.blocks)
-    estimated = any(not block.exact for block in model.blocks) or model.dimensions <= EXACT_UP_TO
-    if adaptive and budget is None and tolerance is None and estimated:
+    if adaptive and budget is None and tolerance is None and not exact_trace:
         allowed = config.budget or None
     if allowed is not None:
         try:

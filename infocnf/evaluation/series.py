@@ -123,6 +123,9 @@ def evaluate_series(
             **errors,
             "elbo": objective.elbo.double(),
             "evaluations": objective.stats.forward.double().expand(len(series)),
+            "tolerances": torch.as_tensor(
+                objective.stats.solves[0].choice.tolerance, dtype=torch.float64
+            ).expand(len(series)),
             "change": change.nanmean((1, 2)),
             **{f"logits {name}": part for name, part in logits.items()},
         }
@@ -141,7 +144,7 @@ def evaluate_series(
     names = {"fit": "rmse_fit", "after": "rmse_after", "before": "rmse_before"}
     return SeriesEvaluation(
         examples=len(x),
-        tolerance=float(policy(0, x, None).tolerance),
+        tolerance=float(found["tolerances"].mean()),
         draws=draws,
         rmse_fit=metrics["fit"],
         rmse_after=metrics.get("after"),

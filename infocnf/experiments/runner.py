@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infocnf.errors import StoppedError, WorkError
+from infocnf.errors import InputError, StoppedError, WorkError
 from infocnf.experiments.analysis import Result, Results, mean_tolerance, read_rows, summary
 from infocnf.experiments.declaration import Arm, Experiment, Probe, Recipe, Scale
 from infocnf.experiments.publishing import publish
 from infocnf.files import write_json
-from infocnf.runs import Run
+from infocnf.runs import Run, checkpoints
+from infocnf.runs.parsing import old_names
 from infocnf.training.stages import epochs_of
 
 __all__ = [
@@ -46,8 +47,9 @@ POLL_SECONDS = 2.0
 def identity(recipe: Recipe) -> str:
     """The name of a run: its data, and a digest of all that decides what is trained."""
     config = recipe.config
-    # a setting that comes later, at its default, leaves the names of old runs alone
-    plain = config.model_dump(mode="json", exclude=NOT_IDENTITY, exclude_defaults=True)
+    # a setting that comes later, at its default, leaves the names of old runs alone, and so does
+    # one that was renamed
+    plain = old_names(config.model_dump(mode="json", exclude=NOT_IDENTITY, exclude_defaults=True))
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     return f"{config.data.name}-{digest[:12]}"
 
@@ -116,7 +118,7 @@ class ExperimentRunner:
         """Arguments that continue a run, or begin it over what was left by one that was stopped
         before its first checkpoint.
         """
-        if any((run_folder / "checkpoints").glob("*.ckpt")):
+        if is_resumable(run_folder):
             return ["train", "--resume", "--out", str(run_folder)]
         settings = (*recipe.settings, *self.settings)
         given = [part for setting in settings for part in ("--set", setting)]
@@ -173,6 +175,15 @@ class ExperimentRunner:
 def rows_so_far(run_folder: Path) -> list[dict[str, float]]:
     """The epochs that a run has behind it."""
     return read_rows(run_folder) if (run_folder / "metrics.csv").is_file() else []
+
+
+def is_resumable(run_folder: Path) -> bool:
+    """Whether a run has a checkpoint of this version."""
+    try:
+        checkpoints.read(checkpoints.latest(run_folder / "checkpoints"))
+    except InputError:
+        return False
+    return True
 
 
 class forwarding:  # noqa: N801

@@ -27,6 +27,7 @@ __all__ = [
     "ARCHITECTURES",
     "SMALLEST_SCALE",
     "allowed_scales",
+    "block_count",
     "build_flow",
     "check_architecture",
     "code_shapes",
@@ -158,6 +159,13 @@ def code_shapes(shape: Shape, architecture: str, scales: int | None) -> list[Sha
     number = allowed_scales(cast("Any", shape)) if scales is None else scales
     halves = [(channels << i, height >> i, width >> i) for i in range(1, number)]
     return [*halves, (channels << (number - 1), height >> (number - 1), width >> (number - 1))]
+
+
+def block_count(shape: Shape, architecture: str, scales: int | None, blocks: int) -> int:
+    """Number of continuous blocks of a flow."""
+    if architecture in ("unet", "residual"):
+        return 1
+    return blocks * (2 * len(code_shapes(shape, architecture, scales)) - 1)
 
 
 def squeezed(shape: Shape) -> Shape:

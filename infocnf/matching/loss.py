@@ -104,8 +104,8 @@ def matching_objective(
         coupling: Which code a sample is joined to: ``independent`` or ``ot``; see
             :class:`StraightPath`.
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
-            lest few of them decide. It helps where examples are few, and makes predictions less
-            certain than Bayes' rule would be.
+            so that no few of them decide. It helps where examples are few, and makes predictions
+            less certain than Bayes' rule would be.
         pseudo_label_threshold: Probability from which a class that the model believes in counts as
             known (Lee 2013): with ``erase`` the model learns to say of a part of a sample what it
             says of the whole. 1 for never: a model that knows ten labels of a class may gain by it,

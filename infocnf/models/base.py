@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -205,12 +206,19 @@ class PartitionedModel(nn.Module, ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Type of its weights."""
-        return next(self.parameters()).dtype
+        return self.like.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.parameters()).device
+        return self.like.device
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter, or a buffer of a model whose field has none."""
+        tensors = chain(self.parameters(), self.buffers())
+        found = (tensor for tensor in tensors if tensor.is_floating_point())
+        return next(found, torch.empty(0))
 
     def config(self) -> dict[str, Any]:
         """Arguments that make this model again, as plain values."""
@@ -227,8 +235,10 @@ class PartitionedModel(nn.Module, ABC):
         replace.
         """
         arguments = {**config, **changes}
-        unknown = [name for name in arguments if name not in inspect.signature(cls).parameters]
-        if unknown:
+        known = inspect.signature(cls).parameters
+        anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+        unknown = [name for name in arguments if name not in known]
+        if unknown and not anything:
             raise ValueError(f"{cls.__name__} has no argument {unknown[0]!r}")
         for name in ("tolerance", "training_tolerance"):
             if isinstance(arguments.get(name), Mapping):
@@ -267,7 +277,7 @@ def is_missing(labels: Tensor) -> Tensor:
 
 
 def as_numbers(name: str, value: Label) -> Tensor:
-    """Labels as a tensor; of Python's numbers in double precision, lest they lose digits."""
+    """Labels as a tensor; of Python's numbers in double precision, so that no digit is lost."""
     if isinstance(value, Tensor):
         return value
     try:

@@ -21,7 +21,7 @@ from torch.distributions import (
 )
 
 from infocnf.flows import ContinuousBlock, Traversal, build_flow
-from infocnf.flows.architectures import check_architecture
+from infocnf.flows.architectures import block_count, check_architecture
 from infocnf.flows.bijection import FlowStats
 from infocnf.models import readout as one_step
 from infocnf.models.base import Labels, PartitionedModel, Tolerance
@@ -145,7 +145,7 @@ class InfoCNF(PartitionedModel):
 
         given = isinstance(field, nn.Module)
         architecture = check_architecture(architecture, self.shape, single=given)
-        single = architecture in ("unet", "residual") or (architecture == "flat" and blocks == 1)
+        single = block_count(self.shape, architecture, scales, blocks) == 1
         labelled = bool(self.factors) and (not isinstance(supervised_at, str) or supervised > 0)
         make_block = partial(
             ContinuousBlock,
@@ -350,7 +350,7 @@ class InfoCNF(PartitionedModel):
         if not temperature >= 0:
             raise ValueError(f"temperature must not be negative, got {temperature}")
         labels = self.drawn_labels(y, n, generator)
-        like = next(self.flow.parameters())
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
         return Code(*self.code.draw(labels, n, temperature, like, generator))
 
     @torch.no_grad()
@@ -545,7 +545,8 @@ class FlowDistribution(Distribution):
         their supervised part, standard normal in the other; a mixture over classes where no label
         was given.
         """
-        code, like = self.model.code, next(self.model.flow.parameters())
+        code = self.model.code
+        like = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         missing = [name for name in code.heads if name not in self.named]
         if not missing:
             mean, scale = code.prior_moments(self.labels(self.batch_shape), self.batch_shape, like)

@@ -53,8 +53,16 @@ def load(path: str | Path, **changes: Any) -> PartitionedModel:  # noqa: ANN401
     own = (folder / CONFIG).exists() or not inner.is_dir()
     folder = folder if own else inner
     content = read_files(folder)
-    kind = LatentODE if b'"model": "LatentODE"' in content[0] else InfoCNF
+    kind = LatentODE if name_of(content[0]) == LatentODE.__name__ else InfoCNF
     return restore(kind, content, folder, changes)
+
+
+def name_of(config: bytes) -> str | None:
+    """The class that a configuration names; None where it cannot be read."""
+    try:
+        return json.loads(config).get("model")
+    except (ValueError, AttributeError):
+        return None
 
 
 def bundled(name: str | Path) -> Path | None:
@@ -66,7 +74,7 @@ def bundled(name: str | Path) -> Path | None:
     return found if alone and (found / "config.toml").is_file() else None
 
 
-def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
+def save(model: PartitionedModel, arguments: dict[str, Any], folder: Path) -> None:
     """Write a model; each file appears whole or not at all, the configuration last."""
     config, weights = files_of(model, arguments)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +82,7 @@ def save(model: nn.Module, arguments: dict[str, Any], folder: Path) -> None:
     write(folder / CONFIG, config)
 
 
-def files_of(model: nn.Module, arguments: dict[str, Any]) -> tuple[bytes, bytes]:
+def files_of(model: PartitionedModel, arguments: dict[str, Any]) -> tuple[bytes, bytes]:
     """Content of the two files: configuration and weights."""
     from safetensors.torch import save as to_bytes
 
@@ -82,7 +90,7 @@ def files_of(model: nn.Module, arguments: dict[str, Any]) -> tuple[bytes, bytes]
         name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
     }
     weights = to_bytes(state)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.")
     config = {
         "format": FORMAT,
         "model": type(model).__name__,

@@ -18,6 +18,7 @@ knowledge of the label: the flow is as exact as before, and its likelihood tells
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -53,9 +54,10 @@ class Sharpened(nn.Module):
             self.register_buffer(f"inverse_{i}", inverse, persistent=False)
 
     @property
-    def pushforward(self) -> Any:  # noqa: ANN401
-        """The field's own way to derivatives along tangents, where it has one and is unchanged."""
-        return getattr(self.field, "pushforward", None) if self.sharpness == 1.0 else None
+    def pushforward(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """Slopes and their derivatives along tangents, where the field itself has such."""
+        own = getattr(self.field, "pushforward", None)
+        return own if own is None or self.sharpness == 1.0 else self.push
 
     def get_extra_state(self) -> Tensor:
         """The sharpness, which is kept with the weights."""
@@ -70,16 +72,54 @@ class Sharpened(nn.Module):
         slopes = self.field(t, z, *context)
         if self.sharpness == 1.0:
             return slopes
-        left = (1.0 - t).reshape(-1, 1)
-        expected = (z + left.reshape(-1, *[1] * (z.ndim - 1)) * slopes).flatten(1)
-        weight = (1.0 - t / UNTIL).clamp(min=0.0).square().reshape(-1, 1) / left.clamp(min=0.1)
+        left, weight = self.coefficients(t)
+        expected = z.flatten(1) + left * slopes.flatten(1)
         change = torch.zeros_like(expected)
-        for i in range(self.count):
-            means = cast("Tensor", getattr(self, f"means_{i}"))
-            inverse = cast("Tensor", getattr(self, f"inverse_{i}"))
-            shares = 1.0 / len(means) + (expected - means.mean(0)) @ inverse
-            positive = SOFTNESS * F.softplus(shares / SOFTNESS)
-            q = positive / positive.sum(1, keepdim=True)
-            s = torch.softmax(self.sharpness * q.log(), 1)
+        for means, inverse in self.patterns():
+            q, s, _ = self.decide(1.0 / len(means) + (expected - means.mean(0)) @ inverse)
             change = change + (weight * (s - q)) @ means
         return slopes + change.view_as(z)
+
+    def push(
+        self, t: Tensor, z: Tensor, tangents: Tensor, *context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        r"""Slopes, and their derivatives along ``tangents`` ``(tangents, batch, ...)``: with
+        :math:`\dot u = d \log q`, those of the shares are :math:`\dot q = q\, \dot u` and
+        :math:`\dot s = \gamma\, s\, (\dot u - \sum s\, \dot u)`.
+        """
+        slopes, pushed = cast("Any", self.field).pushforward(t, z, tangents, *context)
+        left, weight = self.coefficients(t)
+        expected = z.flatten(1) + left * slopes.flatten(1)
+        turned = tangents.flatten(2) + left * pushed.flatten(2)
+        change, bent = torch.zeros_like(expected), torch.zeros_like(turned)
+        for means, inverse in self.patterns():
+            q, s, steep = self.decide(1.0 / len(means) + (expected - means.mean(0)) @ inverse)
+            log_turned = steep * (turned @ inverse)
+            log_turned = log_turned - (q * log_turned).sum(-1, keepdim=True)
+            firm = log_turned - (s * log_turned).sum(-1, keepdim=True)
+            change = change + (weight * (s - q)) @ means
+            bent = bent + (weight * (self.sharpness * s * firm - q * log_turned)) @ means
+        return slopes + change.view_as(z), pushed + bent.view_as(pushed)
+
+    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Time that is left, and the weight :math:`w(t) / (1 - t)`, ``(batch or 1, 1)``."""
+        left = (1.0 - t).reshape(-1, 1)
+        weight = (1.0 - t / UNTIL).clamp(min=0.0).square().reshape(-1, 1) / left.clamp(min=0.1)
+        return left, weight
+
+    def patterns(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Means of each factor, ``(classes, D)``, and what reads shares off them."""
+        for i in range(self.count):
+            yield cast("Tensor", getattr(self, f"means_{i}")), getattr(self, f"inverse_{i}")
+
+    def decide(self, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r"""The positive part :math:`q` of shares ``(batch, classes)``, the sharper :math:`s`, and
+        the slope of the logarithm of the positive part.
+        """
+        scaled = shares / SOFTNESS
+        positive = F.softplus(scaled)
+        q = positive / positive.sum(1, keepdim=True)
+        s = torch.softmax(self.sharpness * q.log(), 1)
+        # far below zero softplus is its own derivative, and may round to nothing
+        ratio = torch.where(scaled < -20.0, 1.0, scaled.sigmoid() / positive)
+        return q, s, ratio / SOFTNESS

@@ -135,6 +135,7 @@ def likelihood_objective(
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels, known = model.partial_labels(y, len(x))
+    context = model.check_context(context, len(x))
     seeds = model.seeds(x, generator) if seeds is None else seeds
     code = model.encode(
         x,

@@ -444,7 +444,7 @@ class Integrator:
 
     def collect(self) -> Result:
         """What became of each sample, in the order of the input; NaN is the state of one that
-        failed, lest half an answer pass for one.
+        failed, so that half an answer is never taken for one.
         """
         groups = [gone for gone, *_ in self.retired]
         order = np.argsort(np.concatenate([gone.index for gone in groups]))

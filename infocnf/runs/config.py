@@ -150,8 +150,9 @@ class SeriesConfig(Section):
     )
     max_steps: Positive = of_series("max_steps", "attempted steps until a series is given up")
     dropout: float = of_series("dropout", "dropout before the classifiers", ge=0, lt=1)
-    separation: Weight = of_series(
-        "separation", "how far apart labels are in the fixed prior; 0: the prior is learned"
+    # not the class's own default, 0: codes of a run are large enough for labels to lie apart
+    separation: Weight = Field(
+        2.0, description="how far apart labels are in the fixed prior; 0: the prior is learned"
     )
     shortest: Part = of_bound(
         "shortest", "least share of a series from which training encodes, at random, the state"
@@ -316,7 +317,11 @@ def check_arguments(policy: dict[str, Any], trusted: bool) -> None:
     given = {name: value for name, value in policy.items() if name != "name"}
     kind = policy_class(policy["name"], trusted)
     hints, parameters = get_type_hints(kind.__init__), signature(kind).parameters
-    fields: dict[str, Any] = {name: (hints[name], p.default) for name, p in parameters.items()}
+    fields: dict[str, Any] = {
+        name: (hints.get(name, Any), ... if p.default is p.empty else p.default)
+        for name, p in parameters.items()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
     try:
         create_model(policy["name"], __config__=strict, **fields)(**given)

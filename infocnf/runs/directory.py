@@ -80,7 +80,10 @@ class Run:
         if trusted:
             policy = read_tables(str(run.folder / "config.toml")).get("tolerance")
             if isinstance(policy, dict) and ":" in str(policy.get("name")):
-                policy_class(policy["name"], trusted=True)
+                try:
+                    policy_class(policy["name"], trusted=True)
+                except ValueError as error:
+                    raise InputError(str(error)) from None
         return run
 
     @cached_property
@@ -242,7 +245,7 @@ def check_run(folder: Path) -> None:
             )
     config = folder / "config.toml"
     if config.is_file():
-        parse_config(read_tables(str(config)), str(config))
+        parse_config(read_tables(str(config)), str(config), trusted=True)
     elif not {path.name for path in known if not draft_of(path.name)} <= set(BEGUN):
         raise InputError(f"{folder} is not a run directory: it will not be overwritten")
 

@@ -37,8 +37,13 @@ ALIASES = {  # of earlier versions
         for old, new in (("drops", "milestones"), ("drop_factor", "gamma"))
     },
 }
-VALUES: dict[str, dict[object, object]] = {"matching.coupling": {True: "ot", False: "independent"}}
-GONE = ("model.probes", "model.compile", "series.method", "series.steps")
+VALUES = {"matching.coupling": {"true": "ot", "false": "independent"}}
+GONE = {  # and the only value that such a setting may still have
+    "model.probes": "rademacher",
+    "model.compile": False,
+    "series.method": "dopri5",
+    "series.steps": None,
+}
 log = logging.getLogger("infocnf")
 
 
@@ -82,14 +87,39 @@ def up_to_date(tables: dict[str, Any], source: str) -> dict[str, Any]:
         for key, value in table.items():
             name = f"{section}.{key}"
             if name in GONE:
+                check_gone(name, value)
                 continue
             new = ALIASES.get(name, name)
             if new != name:
                 log.debug("%s: %s is now called %s", source, name, new)
-            if isinstance(value, bool):
-                value = VALUES.get(new, {}).get(value, value)
+            value = VALUES.get(new, {}).get(str(value).lower(), value)
             found[section][new.partition(".")[2]] = value
     return found
+
+
+def check_gone(name: str, value: object) -> None:
+    """Refuse a setting that is no more, unless it changes nothing."""
+    if value != GONE[name]:
+        raise InputError(
+            f"{name} is no longer a setting of the command: leave it out, got {value!r}"
+        )
+
+
+def old_names(tables: dict[str, Any]) -> dict[str, Any]:
+    """Tables by the names that settings had at first: undoes :func:`up_to_date`."""
+    names = {new: old.partition(".")[2] for old, new in ALIASES.items()}
+    values = {new: {b: a == "true" for a, b in table.items()} for new, table in VALUES.items()}
+    return {
+        section: {
+            names.get(f"{section}.{key}", key): values.get(f"{section}.{key}", {}).get(value, value)
+            if isinstance(value, str)
+            else value
+            for key, value in table.items()
+        }
+        if isinstance(table, dict) and section != "tolerance"
+        else table
+        for section, table in tables.items()
+    }
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -119,14 +149,16 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
         key = ALIASES.get(key.strip(), key.strip())
         if not equals:
             raise InputError(f"--set needs key=value, got {setting!r}")
+        if key in GONE:
+            check_gone(key, value_of(text.strip()))
+            continue
         known = [*keys(Config), "tolerance"]
         if key not in known and not key.startswith("tolerance."):
             stages = stages_of(tables, settings)
             useful = [one for one in known if not is_idle(one, stages)]
             raise InputError(f"no setting is called {key!r}: {suggest(key, useful)}")
         value: Any = value_of(text.strip())
-        if isinstance(value, bool):
-            value = VALUES.get(key, {}).get(value, value)
+        value = VALUES.get(key, {}).get(str(value).lower(), value)
         if key.startswith("tolerance."):
             policy[key.removeprefix("tolerance.")] = value
             before = tables.get("tolerance")
@@ -142,7 +174,7 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
 
 
 def value_of(text: str) -> object:
-    """A TOML value, or the text itself where it is none; ``none`` for nothing."""
+    """A TOML value, or the text itself where it is not TOML; None for ``none``."""
     if text.lower() in ("none", "null"):
         return None
     try:

@@ -31,19 +31,20 @@ def launch(config: TrainerConfig) -> Fabric:
         share = max(1, (os.cpu_count() or 1) // config.devices)
         torch.set_num_threads(config.threads or share)
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning_fabric")
-    try:
-        fabric = Fabric(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            num_nodes=config.nodes,
-            strategy="ddp" if world > 1 else "auto",
-        )
-    except (ValueError, RuntimeError) as error:  # Fabric's own error is a ValueError's kin
-        raise InputError(
-            f"trainer.accelerator={config.accelerator}, devices={config.devices}: {error}"
-        ) from None
-    fabric.launch()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning_fabric")
+        try:
+            fabric = Fabric(
+                accelerator=config.accelerator,
+                devices=config.devices,
+                num_nodes=config.nodes,
+                strategy="ddp" if world > 1 else "auto",
+            )
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"trainer.accelerator={config.accelerator}, devices={config.devices}: {error}"
+            ) from None
+        fabric.launch()
     return fabric
 
 

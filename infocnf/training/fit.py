@@ -67,7 +67,7 @@ def resume(folder: Path, settings: Sequence[str] = (), *, observer: Observer | N
     training = Training(config, model, data, fabric, folder=folder, observer=observer)
     training.load_state_dict(state)
     training.run(checkpoint=path)
-    return run
+    return Run(folder)  # whose configuration may have changed
 
 
 def changed(config: Config, settings: Sequence[str], source: str, done: int) -> Config:

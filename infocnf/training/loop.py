@@ -219,7 +219,7 @@ class Training:
             return failed
         try:
             objective.total.backward()
-        except AdjointError as error:  # half of a gradient is none: the step will be skipped
+        except AdjointError as error:  # the gradient is not complete: the step will be skipped
             log.warning("%s", error)
             return {"examples": float(len(kept)), "loss": math.nan}
         mine = {name: y[kept] for name, y in labels.items()}

@@ -278,3 +278,77 @@ def test_bfloat16_where_autocast_wants_it(architecture: str) -> None:
         found.total.backward()
         gradients = [p.grad for p in model.flow.parameters() if p.grad is not None]
         assert gradients and all(g.isfinite().all() and g.dtype == x.dtype for g in gradients)
+
+
+# ----------------------------------------------------------------------------------- odd models
+
+
+class Rotation(nn.Module):
+    """A field without parameters."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return torch.stack([-z[:, 1], z[:, 0]], 1)
+
+
+def test_a_field_without_parameters_turns_samples(tmp_path: Path) -> None:
+    model = InfoCNF((2,), field=Rotation, blocks=1).eval()
+    x = torch.randn(4, 2)
+    normal = MultivariateNormal(torch.zeros(2), torch.eye(2))
+    torch.testing.assert_close(model.log_prob(x), normal.log_prob(x), rtol=0, atol=1e-4)
+    assert model.sample(3).shape == (3, 2)
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path, field=Rotation).dtype == torch.float64
+
+
+def test_a_multiscale_flow_of_one_block_can_be_sharpened() -> None:
+    own = {"scales": 1, "blocks": 1, "hidden": (4,), "supervised": 1.0, "separation": 2.0}
+    model = InfoCNF((1, 8, 8), {"y": Categorical(3)}, **own).eval()  # type: ignore[arg-type]
+    assert model.has_one_step
+    x = torch.rand(3, 1, 8, 8)
+    before = model.log_prob(x)
+    model.sharpen(4.0)
+    assert not torch.allclose(before, model.log_prob(x))
+
+
+@pytest.mark.parametrize("t", [torch.tensor(0.1), torch.tensor([0.05, 0.3, 0.9])])
+def test_tangents_of_a_sharpened_field_are_those_of_autograd(t: Tensor) -> None:
+    model = contextual("residual", separation=1.5, supervised=1.0)
+    field, z, tangents, c = model.blocks[0].field, torch.randn(3, 3), torch.randn(2, 3, 3), None
+    model.sharpen(4.0)
+    c = torch.randn(3, 2)
+    slopes, pushed = field.pushforward(t, z, tangents, c)  # type: ignore[operator]
+    torch.testing.assert_close(slopes, field(t, z, c))
+    for tangent, found in zip(tangents, pushed, strict=True):
+        _, truth = torch.autograd.functional.jvp(lambda a: field(t, a, c), z, tangent)
+        torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-8)
+    far = 50.0 * torch.ones(3, 3)  # shares far below zero: nothing is NaN
+    assert field.pushforward(t, far, tangents, c)[1].isfinite().all()  # type: ignore[operator]
+
+
+def test_one_context_for_all_samples_serves_measuring_policies() -> None:
+    from infocnf.tolerances import Learned
+
+    policy = Learned(reward="error", every=1, samples=2)
+    model = InfoCNF((2,), context=3, hidden=(4,), training_tolerance=policy).train()
+    policy.begin_step(0.0)
+    found = likelihood_objective(model, torch.randn(4, 2), context=torch.randn(3))
+    assert found.sums["measured"] == 2.0
+
+
+def test_a_model_is_known_by_its_configuration_however_it_is_written(tmp_path: Path) -> None:
+    import json
+
+    LatentODE(1, hidden=(4,)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text())))
+    assert isinstance(load(tmp_path), LatentODE)
+
+    class Wider(InfoCNF):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)  # type: ignore[arg-type]
+
+    Wider((2,), hidden=(4,)).save_pretrained(tmp_path / "wider")
+    assert Wider.from_pretrained(tmp_path / "wider").shape == (2,)

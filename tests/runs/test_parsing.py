@@ -17,8 +17,9 @@ from infocnf.matching import matching_objective
 from infocnf.objectives import likelihood_objective, variational_objective
 from infocnf.runs import Run, read_config
 from infocnf.runs.config import Config
-from infocnf.runs.parsing import idle_settings, to_toml
+from infocnf.runs.parsing import idle_settings, old_names, to_toml, up_to_date
 
+OWN = {("model", "marginals"), ("series", "separation")}  # another kind, another default
 DECLARED = {
     "data": [load_data],
     "model": [InfoCNF],
@@ -33,7 +34,7 @@ def test_a_setting_has_the_default_of_the_argument_it_is(section: str) -> None:
     found = getattr(Config(), section)
     for source in DECLARED[section]:
         for name, parameter in inspect.signature(source).parameters.items():
-            if name in type(found).model_fields and (section, name) != ("model", "marginals"):
+            if name in type(found).model_fields and (section, name) not in OWN:
                 default = parameter.default
                 expected = list(default) if isinstance(default, tuple) else default
                 assert getattr(found, name) == expected, name
@@ -106,7 +107,7 @@ from infocnf.tolerances import Choice, Policy
 
 
 class MyPolicy(Policy):
-    def __init__(self, loose: float = 1e-2) -> None:
+    def __init__(self, loose=1e-2):
         super().__init__()
         self.loose = loose
 
@@ -136,8 +137,29 @@ def test_a_policy_of_ones_own_by_its_import_path(
     monkeypatch.delitem(__import__("sys").modules, "my_module")
     with pytest.raises(InputError, match="import my_module first"):
         _ = Run.open("run").config
+    (tmp_path / "my_module.py").rename(tmp_path / "away.py")
+    assert command(["train", "--resume", "--out", "run", "--set", "training.epochs=2"]) == 2
+    assert "my_module:MyPolicy cannot be imported" in capsys.readouterr().err
+    (tmp_path / "away.py").rename(tmp_path / "my_module.py")
     arguments = ["evaluate", "run", "--learned-tolerances"]
     assert command(["--import", "my_module", *arguments]) == 0
     assert command(["--import", "no_such_module", *arguments]) == 2
     assert "no_such_module" in capsys.readouterr().err
     del POLICIES["my_module:MyPolicy"]
+
+
+def test_settings_that_are_no_more_are_refused_unless_they_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('base = "spirals"\n[series]\nmethod = "rk4"\nsteps = 8\n')
+    with pytest.raises(InputError, match=r"series\.method is no longer a setting"):
+        read_config(str(path))
+    with pytest.raises(InputError, match=r"model\.compile is no longer a setting"):
+        read_config("digits", ["model.compile=true"])
+    assert read_config("digits", ["model.compile=false"]) == read_config("digits")
+    for word in ("true", "True"):
+        assert read_config("digits", [f"matching.transport={word}"]).matching.coupling == "ot"
+
+
+def test_runs_are_found_by_the_names_that_settings_had() -> None:
+    old = {"model": {"place": "last_scale"}, "matching": {"transport": True, "drops": [3]}}
+    assert old_names(up_to_date(old, "")) == old

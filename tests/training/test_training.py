@@ -396,8 +396,8 @@ def test_a_run_that_has_begun_changes_only_what_it_may(tmp_path: Path) -> None:
     run = begin(tiny(), tmp_path / "run")
     with pytest.raises(InputError, match=r"learning_rate cannot change in .* start a new one"):
         resume(run.folder, ["training.learning_rate=1"])
-    resume(run.folder, ["training.epochs=3"])
-    assert len(rows(run.folder)) == 3 and run.config.training.epochs == 3
+    again = resume(run.folder, ["training.epochs=3"])
+    assert len(rows(run.folder)) == 3 and again.config.training.epochs == 3
 
 
 class Ruin(Watcher):
