@@ -35,8 +35,8 @@ deviation over {len(SEEDS)} seeds. All flows take about as many steps: 60 epochs
 one of maximum likelihood with 1,147 images, ten times as many epochs with 100.
 `matching.beta=0.05` for few labels and `matching.pseudo_label_threshold=0.9` were chosen on other
 divisions (seeds 10 to 12). Scikit-learn's estimators (a support vector machine at its defaults,
-label spreading over nearest neighbours) have the same images; with 250 labels they also learn those of
-the 150, which the flows do not train on.
+label spreading over nearest neighbours) have the same images; with 250 labels they also learn
+those of the 150, which the flows do not train on.
 """
 
 FEW = (f"data.labelled={LABELS}", "matching.beta=0.05")

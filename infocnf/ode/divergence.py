@@ -101,7 +101,7 @@ def draw_probes(
 
     The same seeds give unrelated probes in another ``stream``.
 
-    >>> from infocnf.ode.streams import sample_seeds
+    >>> from infocnf.random import sample_seeds
     >>> seeds = sample_seeds(torch.tensor([[0.5, 1.0], [2.0, 3.0]]))
     >>> both = draw_probes(seeds, torch.zeros(2, 3), count=1)
     >>> torch.equal(both[1:], draw_probes(seeds[1:], torch.zeros(1, 3), count=1))

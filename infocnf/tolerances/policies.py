@@ -184,8 +184,7 @@ class PerBlock(Policy, name="per_block"):
     >>> PerBlock([1e-5, 1e-4])(block=1, features=None).tolerance
     0.0001
     >>> policy = PerBlock(first=1e-5, others=1e-4)
-    >>> policy.bind([BlockShape((3,), scale=0), BlockShape((3,), scale=0), BlockShape((3,),
-    scale=1)])
+    >>> policy.bind([BlockShape((3,), scale) for scale in (0, 0, 1)])
     >>> policy.tolerances
     (1e-05, 0.0001, 1e-05)
     """
