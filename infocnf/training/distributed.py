@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from infocnf.errors import InputError
 from infocnf.runs.config import TrainerConfig
 
-__all__ = ["add_gradients", "add_sums", "launch", "mean_first_steps"]
+__all__ = [
+    "add_gradients",
+    "add_sums",
+    "launch",
+    "mean_first_steps",
+    "same_weights",
+    "total_of",
+]
 
 
 def launch(config: TrainerConfig) -> Fabric:

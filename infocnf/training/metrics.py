@@ -19,6 +19,7 @@ from infocnf.matching import Matching
 from infocnf.models import Categorical, PartitionedModel
 from infocnf.models.base import is_missing
 from infocnf.objectives import Objective, Variational
+from infocnf.training.distributed import total_of
 
 if TYPE_CHECKING:
     from infocnf.training.loop import Training
@@ -234,8 +235,9 @@ def row_of(training: Training) -> Row:
     row["learning_rate"] = training.optimizer.param_groups[0]["lr"]
     row["seconds"] = train.sums.get("seconds", 0.0)
     if training.fabric.world_size > 1:
-        waited = torch.tensor(training.waited, device=training.device)
-        waits = torch.as_tensor(training.fabric.all_gather(waited)).flatten()
+        waits = torch.zeros(training.fabric.world_size, device=training.device)
+        waits[training.fabric.global_rank] = training.waited
+        waits = total_of(training.fabric, waits)
         row["seconds_waited"] = float(waits.max())
         row["rank_that_waited_longest"] = int(waits.argmax())
         training.waited = 0.0
