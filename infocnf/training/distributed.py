@@ -26,6 +26,7 @@ __all__ = [
     "add_sums",
     "launch",
     "mean_first_steps",
+    "part",
     "same_weights",
     "total_of",
 ]
@@ -53,6 +54,13 @@ def launch(config: TrainerConfig) -> Fabric:
             ) from None
         fabric.launch()
     return fabric
+
+
+def part(fabric: Fabric) -> None:
+    """Let the processes part once all have finished."""
+    if fabric.world_size > 1:
+        fabric.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def same_weights(fabric: Fabric, model: nn.Module) -> None:

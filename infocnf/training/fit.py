@@ -19,7 +19,7 @@ from infocnf.runs.build import build_data, build_model, settle
 from infocnf.runs.config import Config
 from infocnf.runs.directory import check_data_paths, claim, describe, remove_drafts
 from infocnf.runs.parsing import apply_settings, differences, parse_config, to_toml
-from infocnf.training.distributed import launch
+from infocnf.training.distributed import launch, part
 from infocnf.training.loop import Observer, Training
 from infocnf.training.stages import epochs_of
 
@@ -45,6 +45,7 @@ def begin(
         describe(folder, config, data)
     fabric.barrier()
     Training(config, model, data, fabric, folder=folder, observer=observer).run()
+    part(fabric)
     return Run(folder)
 
 
@@ -67,6 +68,7 @@ def resume(folder: Path, settings: Sequence[str] = (), *, observer: Observer | N
     training = Training(config, model, data, fabric, folder=folder, observer=observer)
     training.load_state_dict(state)
     training.run(checkpoint=path)
+    part(fabric)
     return Run(folder)  # whose configuration may have changed
 
 
