@@ -62,7 +62,7 @@ def evaluate(
             "--tolerance, --learned-tolerances and --budget contradict each other: choose one"
         )
     check_solving(tolerance, batch_size)
-    check_amounts(budget, limit)
+    check_limits(budget, limit)
 
     from infocnf.cli.options import console
     from infocnf.data.dataset import PARTS
@@ -82,9 +82,16 @@ def evaluate(
         found, lines = evaluate_series_run(opened, part, tolerance, batch_size, limit)
     else:
         model = opened.model(exact_trace)
-        chosen_policy = model.policy if learned_tolerances else tolerance
         found, lines = evaluate_flow(
-            opened, model, part, chosen_policy, batch_size, budget, limit, outliers, exact_trace
+            opened,
+            model,
+            part,
+            tolerance=model.policy if learned_tolerances else tolerance,
+            batch_size=batch_size,
+            budget=budget,
+            limit=limit,
+            outliers=outliers,
+            exact_trace=exact_trace,
         )
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
@@ -105,6 +112,7 @@ def evaluate_flow(
     run: Run,
     model: InfoCNF,
     part: str,
+    *,
     tolerance: float | Policy | None,
     batch_size: int | None,
     budget: float | None,
@@ -191,7 +199,7 @@ def outlier_areas(
         return outlier_table(replace(driver, progress=progress), data, count=count)
 
 
-def check_amounts(budget: float | None, limit: int | None) -> None:
+def check_limits(budget: float | None, limit: int | None) -> None:
     """Refuse what cannot be spent."""
     if budget is not None and not budget > 0:
         raise InputError(f"--budget must be positive, got {budget}")

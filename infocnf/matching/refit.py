@@ -17,7 +17,7 @@ from torch import Tensor
 from infocnf.errors import WorkError
 from infocnf.flows import Scale
 from infocnf.flows import fit_marginals as fit_tables
-from infocnf.flows.gaussianise import column_tables, pixel_tables
+from infocnf.flows.gaussianise import Gaussianise, column_tables, pixel_tables
 from infocnf.models import Categorical, InfoCNF
 from infocnf.models.code import Code, FactorHead, normal_log_prob
 from infocnf.ode import set_aside
@@ -174,8 +174,9 @@ def fit_marginals(model: InfoCNF, x: Tensor, levels: int = 1) -> None:
             ``(count, features)`` for ``levels`` 1.
         levels: Grey levels of images.
     """
-    bins = int(model._arguments["marginals"])
-    tables = pixel_tables(x, levels) if levels > 1 else column_tables(x, max(bins, 1))
-    if tables[1].shape[1] != bins:
+    first = next(iter(model.flow.single[0]), None)
+    bins = first.below.shape[1] - 1 if isinstance(first, Gaussianise) else 1
+    tables = pixel_tables(x, levels) if levels > 1 else column_tables(x, bins)
+    if isinstance(first, Gaussianise) and tables[1].shape[1] != bins:
         raise ValueError(f"the model has marginals={bins}, the data {tables[1].shape[1]} bins")
     fit_tables(model.flow, *tables)

@@ -53,8 +53,8 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def read_tables(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The tables of a preset or a file, over those of its ``base``."""
+def read_tables(source: str, above: tuple[str, ...] = (), note: bool = False) -> dict[str, Any]:
+    """The tables of a preset or a file, over those of its ``base``; with a note on old names."""
     if source in above:
         raise InputError(f"configuration {source} has itself as its base: change its base")
     if source.endswith(".toml"):
@@ -71,12 +71,12 @@ def read_tables(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"configuration {source} is not TOML: {error}") from None
-    tables = up_to_date(tables, source)
+    tables = up_to_date(tables, note)
     base = tables.pop("base", None)
-    return tables if base is None else merge(read_tables(str(base), (*above, source)), tables)
+    return tables if base is None else merge(read_tables(str(base), (*above, source), note), tables)
 
 
-def up_to_date(tables: dict[str, Any], source: str) -> dict[str, Any]:
+def up_to_date(tables: dict[str, Any], note: bool = False) -> dict[str, Any]:
     """Tables of an earlier version by the present names of settings."""
     found: dict[str, Any] = {}
     for section, table in tables.items():
@@ -90,8 +90,8 @@ def up_to_date(tables: dict[str, Any], source: str) -> dict[str, Any]:
                 check_gone(name, value)
                 continue
             new = ALIASES.get(name, name)
-            if new != name:
-                log.debug("%s: %s is now called %s", source, name, new)
+            if note and new != name:
+                log.warning("%s is now called %s", name, new)
             value = VALUES.get(new, {}).get(str(value).lower(), value)
             found[section][new.partition(".")[2]] = value
     return found
@@ -133,7 +133,9 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def read_config(source: str, settings: Iterable[str] = ()) -> Config:
     """The configuration of a preset or a ``.toml`` file, with settings ``key=value`` applied."""
-    return parse_config(apply_settings(read_tables(source), settings), source, trusted=True)
+    return parse_config(
+        apply_settings(read_tables(source, note=True), settings), source, trusted=True
+    )
 
 
 def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -146,7 +148,9 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
     settings = list(settings)
     for setting in settings:
         key, equals, text = setting.partition("=")
-        key = ALIASES.get(key.strip(), key.strip())
+        old, key = key.strip(), ALIASES.get(key.strip(), key.strip())
+        if old != key:
+            log.warning("%s is now called %s", old, key)
         if not equals:
             raise InputError(f"--set needs key=value, got {setting!r}")
         if key in GONE:

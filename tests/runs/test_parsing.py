@@ -58,11 +58,14 @@ method = "dopri5"
 """
 
 
-def test_settings_of_earlier_versions_are_understood(tmp_path: Path) -> None:
+def test_settings_of_earlier_versions_are_understood_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "old.toml"
     path.write_text(OLD)
     found = read_config(str(path))
     assert found.model.supervised_at == "last_scale"
+    assert "model.place is now called model.supervised_at" in caplog.text
     assert (found.matching.pseudo_label_threshold, found.matching.coupling) == (0.9, "ot")
     assert (found.matching.milestones, found.matching.gamma) == ([3], 0.5)
     (tmp_path / "new.toml").write_text(to_toml(found))
@@ -162,4 +165,4 @@ def test_settings_that_are_no_more_are_refused_unless_they_change_nothing(tmp_pa
 
 def test_runs_are_found_by_the_names_that_settings_had() -> None:
     old = {"model": {"place": "last_scale"}, "matching": {"transport": True, "drops": [3]}}
-    assert old_names(up_to_date(old, "")) == old
+    assert old_names(up_to_date(old)) == old
