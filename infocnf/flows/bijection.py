@@ -60,12 +60,37 @@ class Choice(Protocol):
 
 
 @dataclass(frozen=True)
+class LogDet:
+    r"""A log-determinant by quadrature, with its errors; ``(batch,)`` each.
+
+    Arguments:
+        value: :math:`\int \mathrm{tr}(\partial f / \partial z)\, dt`.
+        quadrature: Error of the quadrature.
+        variance: Of the estimated trace; zero where it is exact.
+        size: :math:`\int |\mathrm{tr}(\partial f / \partial z)|\, dt`, which rounding is relative to.
+        fixed: The same integral by a few probes that are the same all along the path, so that two
+            solves can be compared without the cost and without the noise of the others.
+        nodes: Where the divergence was looked at: sample, time and weight of each node.
+        mesh: Steps of each sample's path, as :meth:`infocnf.ode.Path.mesh` has them.
+    """
+
+    value: Tensor
+    quadrature: Tensor
+    variance: Tensor
+    size: Tensor
+    fixed: Tensor
+    nodes: tuple[Any, Any, Any]
+    mesh: Any
+
+
+@dataclass(frozen=True)
 class BlockSolve:
     """What happened in one continuous block."""
 
     block: int
     choice: Choice
     solution: Solution
+    log_det: LogDet | None = None
 
     @property
     def auxiliary(self) -> tuple[Tensor, ...]:
@@ -101,6 +126,11 @@ class FlowStats:
         return self.total("forward")
 
     @property
+    def products(self) -> Tensor:
+        """Products with the Jacobian of a field, for the trace."""
+        return self.total("products")
+
+    @property
     def backward(self) -> Tensor:
         """Evaluations of the gradient."""
         return self.total("backward")
@@ -134,6 +164,13 @@ class Traversal:
         draw: Whether the policy may draw, for which it gets the seeds.
         warm: Whether a block starts with the step its previous solve proposed.
         auxiliary: Whether to integrate kinetic energy and Jacobian norm on the way.
+        quadrature: Whether log-determinants are integrated along the solved paths, with their
+            errors, instead of beside the states.
+        effort: How much more than usual to spend on the traces of quadrature.
+        again: The solves of another traversal of the same samples, to be repeated with the same
+            steps and nodes; log-determinants are then those of the fixed probes.
+        halves: Whether these steps are halved, which shows the solver's error; else the inputs of
+            blocks are moved by a unit of rounding, which shows the error of that.
         solves: Filled in by the blocks on the way.
     """
 
@@ -144,6 +181,10 @@ class Traversal:
     draw: bool = False
     warm: bool = False
     auxiliary: bool = False
+    quadrature: bool = False
+    effort: float = 1.0
+    again: Sequence[BlockSolve] = ()
+    halves: bool = True
     solves: list[BlockSolve] = field(default_factory=list)
 
 

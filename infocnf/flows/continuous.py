@@ -6,26 +6,50 @@ r"""One continuous block: the flow of a field over a unit of time, and its log-d
 
 Walking from data to latent the trace enters :math:`\log p(x)` with a plus sign (the paper prints a
 minus, which holds for dynamics from latent to data).
+
+In training the trace is integrated beside the state. In evaluation the state is solved alone and
+the trace is integrated along its path, by a quadrature with an error of its own: the trace is then
+needed at some ten nodes instead of all stages, which pays for an exact one or for many probes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from infocnf.flows.bijection import Block, BlockSolve, Traversal
+from infocnf.flows.bijection import Block, BlockSolve, Choice, LogDet, Traversal
 from infocnf.networks.fields import check_field
 from infocnf.networks.sharpened import Sharpened
-from infocnf.ode import SolverOptions, solve
-from infocnf.ode.divergence import PROBES, contract, draw_probes, products, unit_probes
+from infocnf.ode import Solution, SolverOptions, solve, solve_at, solve_path
+from infocnf.ode.divergence import (
+    PROBES,
+    contract,
+    cost_of,
+    draw_probes,
+    estimate_trace,
+    products,
+    unit_probes,
+)
+from infocnf.ode.quadrature import Integral, integrate_along
+from infocnf.random import combine_seeds
 
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
 
 TRACES = ("auto", "exact", "hutchinson")
-EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace
+EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace in training
+BUDGET = 2e10  # operations that `auto` spends on the traces of one sample and block in evaluation
+USUAL = 15  # nodes of a quadrature, by which that is judged
+FEWEST = 8  # probes of a node in evaluation, at least
+LOOSER = 4.0  # than the tolerance of each coordinate: what a quadrature may err, in nats
+FIXED = 2  # probes that are the same at all nodes
+AT_ONCE = 2**18  # numbers of states and tangents that are looked at in one call
 
 
 class Dynamics(nn.Module):
@@ -71,9 +95,11 @@ class ContinuousBlock(Block):
         shape: Shape of one sample.
         index: Position among the continuous blocks of the flow, which the tolerance policy is asked
             about.
-        trace: ``exact``, ``hutchinson``, or ``auto``: exact up to 16 dimensions.
-        probes: Distribution of Hutchinson's probes: ``rademacher`` or ``gaussian``.
-        probe_count: Number of probes.
+        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact up to 16 dimensions, in
+            evaluation where its cost fits a budget.
+        probes: Distribution of Hutchinson's probes in training: ``rademacher`` or ``gaussian``.
+        probe_count: Number of probes; in evaluation at each node, two at least, and as many as fit
+            the budget where the trace is ``auto``.
         solver: Method and limits of the solver.
         compile: Whether to compile field and divergence. It needs a C++ compiler, some seconds per
             block at first use and batches of one size; see docs/results/benchmarks.md for its gain.
@@ -101,6 +127,8 @@ class ContinuousBlock(Block):
             raise ValueError(f"probes must be one of {', '.join(PROBES)}, got {probes!r}")
         if probe_count < 1:
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
+        self.trace = trace
+        self.cost: float | None = None  # of an evaluation of the field, once it is known
         self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
         self.dynamics = Dynamics(Sharpened(field) if sharpened else field, self.exact)
         if compile:
@@ -123,6 +151,8 @@ class ContinuousBlock(Block):
         if traversal.seeds is None:
             (z,) = self.solve((x,), (0.0, 1.0), traversal)
             return z, x.new_zeros(len(x))
+        if traversal.quadrature:
+            return self.integrate(x, traversal.seeds, traversal)
 
         probes: tuple[Tensor, ...] = ()
         if not self.exact:
@@ -137,6 +167,18 @@ class ContinuousBlock(Block):
         (x,) = self.solve((z,), (1.0, 0.0), traversal)
         return x
 
+    def plan(self, x: Tensor, traversal: Traversal) -> tuple[Choice, Tensor, SolverOptions]:
+        """What the policy chose for this block, its tolerance, and how to solve."""
+        seeds = traversal.seeds if traversal.draw else None
+        choice = traversal.policy(self.index, x, seeds)
+        tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
+        options = replace(self.solver, **traversal.options)
+        if options.steps is not None:
+            options = replace(options, steps=options.steps * choice.refine)
+        if tolerance.ndim:
+            options = replace(options, stepping="individual")
+        return choice, tolerance, options
+
     def solve(
         self,
         state: tuple[Tensor, ...],
@@ -147,16 +189,9 @@ class ContinuousBlock(Block):
         """Final state, entered into the traversal's account; an error that names this block where a
         sample failed.
         """
-        seeds = traversal.seeds if traversal.draw else None
-        choice = traversal.policy(self.index, state[0], seeds)
-        tolerance = torch.as_tensor(choice.tolerance, dtype=torch.float64)
+        choice, tolerance, options = self.plan(state[0], traversal)
         with_log_det = len(state) > 1
         warm = traversal.warm and with_log_det
-        options = replace(self.solver, **traversal.options)
-        if options.steps is not None:
-            options = replace(options, steps=options.steps * choice.refine)
-        if tolerance.ndim:
-            options = replace(options, stepping="individual")
         growth = tolerance ** (1.0 / options.table.order)  # of steps with tolerance
         own = () if traversal.context is None else (traversal.context,)
         count = len(own)
@@ -172,6 +207,9 @@ class ContinuousBlock(Block):
             # of the field's context, without the probes
             drift=(lambda t, z, *c: self.field(t, z, *c[:count])) if with_log_det else None,
         )
+        if with_log_det:
+            each = math.prod(self.shape) if self.exact else self.probe_count
+            solution = with_products(solution, each, options)
         traversal.solves.append(BlockSolve(self.index, choice, solution))
         solution.check(f"block {self.index}")
         if warm and torch.is_grad_enabled() and math.isfinite(solution.first_step):
@@ -179,3 +217,233 @@ class ContinuousBlock(Block):
 
         final = solution.state
         return (final,) if isinstance(final, Tensor) else final
+
+    # -------------------------------------------------------------------- evaluation by quadrature
+
+    def integrate(
+        self, x: Tensor, seeds: Tensor, traversal: Traversal
+    ) -> tuple[Tensor, Tensor]:
+        """Final state and log-determinant, the trace integrated along the path of the state."""
+        own = () if traversal.context is None else (traversal.context,)
+        if traversal.again:
+            return self.repeat(x, own, seeds, traversal)
+
+        choice, tolerance, options = self.plan(x, traversal)
+        path = solve_path(self.field, x, tolerance=tolerance, options=options, context=own)
+        if not path.solution.done.all():
+            traversal.solves.append(BlockSolve(self.index, choice, path.solution))
+            path.solution.check(f"block {self.index}")
+        count = self.evaluation_probes(x, own, traversal.effort)
+        traces = Traces(self, x, own, seeds, count)
+        with torch.no_grad():
+            allowed = LOOSER * math.prod(self.shape) * tolerance.expand(len(x)).numpy()
+            kinks = getattr(self.field, "kinks", ())
+            found = integrate_along(path, traces, allowed, breaks=kinks, share=traces.share)
+        _, value, _, fixed = found.sums().to(x).unbind(1)
+        log_det = LogDet(
+            value=value,
+            quadrature=found.error.to(x),
+            variance=found.sums(power=2)[:, 2].to(x),
+            size=replace(found, values=found.values.abs()).sums()[:, 1].to(x),
+            fixed=fixed,
+            nodes=(found.rows, found.times, found.weights),
+            mesh=path.mesh(),
+        )
+        z, solution = path.solution.state, path.solution
+        assert isinstance(z, Tensor)
+        if torch.is_grad_enabled() and traces.differentiable:
+            z, value, solution = self.with_gradients(
+                x, z, value, found, traces, tolerance, options
+            )
+        counts = found.counts
+        stats = replace(
+            solution.stats,
+            forward=solution.stats.forward + counts,
+            products=counts * traces.products,
+        )
+        solution = replace(solution, stats=stats)
+        traversal.solves.append(BlockSolve(self.index, choice, solution, log_det))
+        return z, value
+
+    def repeat(
+        self, x: Tensor, own: tuple[Tensor, ...], seeds: Tensor, traversal: Traversal
+    ) -> tuple[Tensor, Tensor]:
+        """The same once more, as :class:`Traversal` says; the log-determinant by the fixed probes,
+        at the same nodes.
+        """
+        old = traversal.again[len(traversal.solves)]
+        assert old.log_det is not None
+        mesh = old.log_det.mesh
+        if traversal.halves:
+            mesh = np.repeat(mesh / 2.0, 2, axis=1)
+        else:
+            signs = draw_probes(seeds, x, 1, stream=self.index)[:, 0]
+            x = x + signs * (1.0 + x.abs()) * torch.finfo(x.dtype).eps
+        options = replace(self.solver, **traversal.options)
+        path = solve_path(self.field, x, options=options, context=own, mesh=mesh)
+        traces = Traces(self, x, own, seeds, 0)
+        rows, times, weights = old.log_det.nodes
+        with torch.no_grad():
+            values = [
+                traces(rows[some], times[some], path.states(rows[some], times[some])).double()
+                for some in shares(len(rows), traces.share)
+            ]
+        error = torch.zeros(len(x), dtype=torch.float64)
+        found = Integral(rows, times, weights, torch.cat(values), error)
+        traversal.solves.append(replace(old, solution=path.solution))
+        assert isinstance(path.solution.state, Tensor)
+        return path.solution.state, found.sums()[:, 3].to(x)
+
+    def evaluation_probes(
+        self, z: Tensor, context: tuple[Tensor, ...], effort: float
+    ) -> int | None:
+        """Probes at each node in evaluation, a power of two; None for the exact trace, which takes
+        over where it is no dearer.
+        """
+        if self.trace == "exact":
+            return None
+        if self.trace == "auto":
+            if self.cost is None:
+                self.cost = cost_of(self.field, z, *context)
+            wanted = max(FEWEST, BUDGET * effort / (USUAL * self.cost))
+        else:
+            wanted = max(2.0, self.probe_count * effort)
+        count = 2 ** int(math.log2(min(wanted, 2.0**20)))
+        return None if count + FIXED >= math.prod(self.shape) else count
+
+    def with_gradients(
+        self,
+        x: Tensor,
+        z: Tensor,
+        value: Tensor,
+        found: Integral,
+        traces: Traces,
+        tolerance: Tensor,
+        options: SolverOptions,
+    ) -> tuple[Tensor, Tensor, Solution]:
+        """The same final state and log-determinant with gradients."""
+        counts = found.counts.numpy()
+        order = np.argsort(found.rows, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order)) - np.repeat(counts.cumsum() - counts, counts)
+        times = np.full((len(x), counts.max(initial=0) + 1), np.nan)
+        times[found.rows, place], times[:, -1] = found.times, 1.0
+        states, solution = solve_at(
+            self.field,
+            x,
+            torch.from_numpy(times),
+            tolerance=tolerance,
+            options=replace(options, stepping="individual"),
+            context=traces.context,
+        )
+        rows = torch.from_numpy(found.rows)
+        end, inside = states[:, -1], states[rows, torch.from_numpy(place)]
+        parameters = tuple(self.field.parameters())
+        log_det = _Along.apply(
+            traces, found, solution.stats.backward, value, inside, *traces.context, *parameters
+        )
+        return z + (end - end.detach()), log_det, solution
+
+
+def shares(count: int, size: int) -> Iterator[slice]:
+    """Slices of so many rows."""
+    return (slice(first, first + size) for first in range(0, count, size))
+
+
+def with_products(solution: Solution, each: int, options: SolverOptions) -> Solution:
+    """The account with the products of a solve whose stages, but for silent ones, have ``each``."""
+    stats = solution.stats
+    silent = sum(options.table.silent) * (stats.accepted + stats.rejected)
+    return replace(solution, stats=replace(stats, products=(stats.forward - silent) * each))
+
+
+class Traces:
+    """The trace of a block's field at nodes of paths, as :func:`estimate_trace` has it.
+
+    Arguments:
+        block: The block.
+        x: Its input ``(batch, ...)``.
+        context: Covariates of its field.
+        seeds: Seeds of the samples ``(batch,)``.
+        count: Probes of a node; None for the exact trace, 0 for the fixed probes alone.
+    """
+
+    def __init__(
+        self,
+        block: ContinuousBlock,
+        x: Tensor,
+        context: tuple[Tensor, ...],
+        seeds: Tensor,
+        count: int | None,
+    ) -> None:
+        self.field, self.index, self.context = block.field, block.index, context
+        self.seeds, self.count = seeds, count
+        self.fixed = draw_probes(seeds, x, FIXED, stream=self.index).transpose(0, 1)
+        self.products = math.prod(block.shape) if count is None else count + FIXED
+        self.share = max(AT_ONCE // ((1 + self.products) * math.prod(block.shape)), 1)
+        tensors = (x, *context, *block.field.parameters())
+        self.differentiable = any(tensor.requires_grad for tensor in tensors)
+
+    def __call__(self, rows: np.ndarray, times: np.ndarray, z: Tensor) -> Tensor:
+        """Columns ``(nodes, 4)`` at samples, times and states ``(nodes, ...)``."""
+        chosen = torch.from_numpy(rows).to(z.device)
+        context = tuple(part[chosen] for part in self.context)
+        return self.at(chosen, times, z, context)
+
+    def at(
+        self, chosen: Tensor, times: np.ndarray, z: Tensor, context: tuple[Tensor, ...]
+    ) -> Tensor:
+        """The same with covariates ``(nodes, ...)``."""
+        seeds = None
+        if self.count is not None:
+            moments = torch.from_numpy(times.view(np.int64)).to(z.device)
+            seeds = combine_seeds(self.index, moments) ^ self.seeds[chosen]
+        t = torch.from_numpy(times).to(z)
+        return estimate_trace(
+            self.field, t, z, self.fixed[:, chosen], seeds, self.count or 0, *context
+        )
+
+
+class _Along(torch.autograd.Function):
+    """A log-determinant that is known, with the gradient of its quadrature: the trace is looked at
+    again, some nodes at a time, so that nothing but their states is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        traces: Traces,
+        found: Integral,
+        backward: Tensor,
+        value: Tensor,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.traces, ctx.found, ctx.account = traces, found, backward
+        ctx.save_for_backward(*tensors)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        traces, found = ctx.traces, ctx.found
+        inside, *sources = ctx.saved_tensors
+        ctx.account += found.counts
+        count = len(traces.context)
+        pulled = torch.zeros_like(inside)
+        totals = [torch.zeros_like(s) if s.requires_grad else None for s in sources]
+        for some in shares(len(found.rows), traces.share):
+            chosen = torch.from_numpy(found.rows[some]).to(inside.device)
+            with torch.enable_grad():
+                z = inside[some].detach().requires_grad_()
+                leaves = [s.detach().requires_grad_(s.requires_grad) for s in sources[:count]]
+                context = tuple(leaf[chosen] for leaf in leaves)
+                trace = traces.at(chosen, found.times[some], z, context)[:, 1]
+            weights = torch.from_numpy(found.weights[some]).to(inside) * cotangent[chosen]
+            wanted = [z, *(s for s in (*leaves, *sources[count:]) if s.requires_grad)]
+            gradients = torch.autograd.grad(trace, wanted, weights, allow_unused=True)
+            pulled[some] = 0.0 if gradients[0] is None else gradients[0]
+            live = [total for total in totals if total is not None]
+            for total, gradient in zip(live, gradients[1:], strict=True):
+                if gradient is not None:
+                    total += gradient
+        return None, None, None, None, pulled, *totals

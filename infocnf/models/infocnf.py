@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from infocnf.flows import ContinuousBlock, Traversal, build_flow
 from infocnf.flows.architectures import block_count, check_architecture
-from infocnf.flows.bijection import FlowStats
+from infocnf.flows.bijection import BlockSolve, FlowStats
 from infocnf.models import readout as one_step
 from infocnf.models.base import Labels, PartitionedModel, Tolerance
+from infocnf.models.certificate import Certificate
 from infocnf.models.code import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor
@@ -211,6 +212,9 @@ class InfoCNF(PartitionedModel):
         seeds: Tensor | None = None,
         auxiliary: bool = False,
         stepping: str | None = None,
+        effort: float = 1.0,
+        again: Sequence[BlockSolve] = (),
+        halves: bool = True,
     ) -> Code:
         """Code of samples ``(batch, *shape)``.
 
@@ -223,6 +227,10 @@ class InfoCNF(PartitionedModel):
             seeds: Seeds of each sample's probes ``(batch,)``, instead of a generator.
             auxiliary: Whether to integrate kinetic energy and Jacobian norm on the way.
             stepping: ``shared`` or ``individual``; by the model's mode when None.
+            effort: How much more than usual to spend on traces in evaluation; 0 for the least.
+            again: The solves of these samples so far, to be repeated with few probes: what tells
+                their error, see :mod:`infocnf.models.certificate`.
+            halves: Whether with each step in two halves, or from inputs that differ by rounding.
         """
         self.check_input(x)
         if log_det and seeds is None:
@@ -233,6 +241,9 @@ class InfoCNF(PartitionedModel):
             context=self.check_context(context, len(x)),
             seeds=seeds if log_det else None,
             auxiliary=auxiliary,
+            effort=effort,
+            again=again,
+            halves=halves,
         )
         z, total = self.flow(x, traversal)
         z_y, z_u = self.code.split(z)
@@ -255,16 +266,21 @@ class InfoCNF(PartitionedModel):
         *,
         context: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
+        error: bool = False,
+    ) -> Any:  # noqa: ANN401
         r"""Log-density in nats, ``(batch,)``: :math:`\log p(x \mid y)`, or :math:`\log \sum_y
         p(y)\, p(x \mid y)` for ``y=None``; given the context, where there is one.
 
         With several factors ``y`` is a dict; the density is averaged over the labels of those it
-        leaves out.
+        leaves out. With ``error=True`` also a bound on its :class:`Error`, in evaluation mode.
         """
         labels = self.labels(y, len(x))
-        code = self.encode(x, tolerance=tolerance, context=context, generator=generator)
-        return self.code_log_prob(code, labels)
+        seeds = self.seeds(x, generator)
+        code = self.encode(x, tolerance=tolerance, context=context, seeds=seeds)
+        log_prob = self.code_log_prob(code, labels)
+        if not error:
+            return log_prob
+        return log_prob, Certificate(self, x, code, context=context, seeds=seeds).error(labels)
 
     def code_log_prob(
         self, code: Code, labels: Mapping[str, Tensor], known: Mapping[str, Tensor] | None = None
@@ -397,6 +413,9 @@ class InfoCNF(PartitionedModel):
         context: Tensor | None = None,
         seeds: Tensor | None = None,
         auxiliary: bool = False,
+        effort: float = 1.0,
+        again: Sequence[BlockSolve] = (),
+        halves: bool = True,
     ) -> Traversal:
         """How a batch travels, in training and in evaluation."""
         return Traversal(
@@ -407,6 +426,10 @@ class InfoCNF(PartitionedModel):
             draw=self.training,
             warm=self.training and stepping != "individual",
             auxiliary=auxiliary,
+            quadrature=not self.training and not auxiliary,
+            effort=effort,
+            again=again,
+            halves=halves,
         )
 
     def solver_changes(self, stepping: str | None) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class Sharpened(nn.Module):
         own = getattr(self.field, "pushforward", None)
         return own if own is None or self.sharpness == 1.0 else self.push
 
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Times at which the field bends abruptly: where the sharpening ends."""
+        return () if self.sharpness == 1.0 else (UNTIL,)
+
     def get_extra_state(self) -> Tensor:
         """The sharpness, which is kept with the weights."""
         return torch.tensor(self.sharpness, dtype=torch.float64)

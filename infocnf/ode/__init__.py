@@ -2,7 +2,7 @@
 fields.
 """
 
-from infocnf.ode.dense import solve_at
+from infocnf.ode.dense import Path, solve_at, solve_path
 from infocnf.ode.gradients import AdjointError
 from infocnf.ode.solve import Solution, SolveError, SolverOptions, Stats, Status, set_aside, solve
 from infocnf.ode.tableaus import TABLEAUS
@@ -10,6 +10,7 @@ from infocnf.ode.tableaus import TABLEAUS
 __all__ = [
     "TABLEAUS",
     "AdjointError",
+    "Path",
     "Solution",
     "SolveError",
     "SolverOptions",
@@ -18,4 +19,5 @@ __all__ = [
     "set_aside",
     "solve",
     "solve_at",
+    "solve_path",
 ]

@@ -43,9 +43,6 @@ State = tuple[Tensor, ...]
 # a last step may exceed its proposal by this much: 1.05**5 is less than the safety leaves free
 STRETCH = 1.05
 
-# an error below this part of the rounding of a state of size one is rounding itself
-NOISE = 0.3
-
 
 def squares(parts: Sequence[Tensor], individual: bool) -> list[Tensor]:
     """Sum of squares of each part, each ``(samples,)``, or ``()`` for one sample."""
@@ -116,13 +113,6 @@ class Controller:
     shrink: float = 0.2
     grow: float = 10.0
     proportional: float = 0.04
-
-    @staticmethod
-    def above_rounding(ratio: Array, tolerance: Array, precision: float) -> Array:
-        """Ratios that are not made of rounding, which differs between batches, as all later steps
-        would: the noise itself where an error is smaller.
-        """
-        return np.maximum(ratio, np.minimum(NOISE * precision / tolerance, 1e-2))
 
     def factor(self, ratio: Array, previous: Array) -> Array:
         """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""

@@ -1,4 +1,5 @@
-r"""One solve, and the state at many times on the way: each sample at its own.
+r"""One solve, and the state at many times on the way: each sample at its own. :func:`solve_at` is
+told the times beforehand and can be differentiated; a :class:`Path` is asked for any of them later.
 
 The steps are those of :func:`infocnf.ode.solve`, as large as the tolerance allows, whatever the
 times. Within a step the method's own polynomial gives the state (:attr:`Tableau.d`),
@@ -34,7 +35,7 @@ from infocnf.ode.integrate import Integrator, SolveContext, Step
 from infocnf.ode.solve import Solution, SolverOptions, account, prepare
 from infocnf.ode.step import Layout
 
-__all__ = ["solve_at"]
+__all__ = ["Path", "solve_at", "solve_path"]
 
 SLACK = 1e-10  # of the interval, by which rounding may put a time beyond its step
 
@@ -89,6 +90,105 @@ def solve_at(
             found, final, _ = readings.collect(job, (state,), tuple(context), keep=0)
 
     return found, account(job, final)
+
+
+class Path:
+    """What a solve passed through, without gradients.
+
+    Arguments:
+        job: The solve.
+        state: The initial state ``(batch, ...)``.
+        context: Tensors the field needs.
+
+    Attributes:
+        solution: Where it ended, and what it took.
+    """
+
+    def __init__(self, job: SolveContext, state: Tensor, context: State) -> None:
+        self.start, self.span, self.shape = job.start, job.span, tuple(state.shape)
+        self.initial = state.reshape(len(state), -1)
+        width = self.initial.shape[1]
+        weights = torch.from_numpy(job.table.dense.T).to(state)  # (powers, stages)
+        rows: list[np.ndarray] = []
+        times: list[tuple[np.ndarray, np.ndarray]] = []
+        pieces: list[Tensor] = []
+
+        def listen(step: Step, before: Tensor, increments: Tensor, _: State) -> None:
+            count = before.numel() // max(width, 1)
+            rows.append(np.arange(count) if step.rows is None else step.rows.numpy())
+            times.append(tuple(np.broadcast_to(part, (count,)) for part in (step.t, step.h)))  # type: ignore[arg-type]
+            powers = torch.mm(weights, increments).view(len(weights), count, width)
+            pieces.append(torch.cat([before.view(1, count, width), powers]).transpose(0, 1))
+
+        final = job.finish(Integrator(job, (state,), context, listen).run(), (state,))
+        self.solution = account(job, final[0])
+        self.rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        self.t, self.h = (
+            np.concatenate([pair[i] for pair in times]) if times else np.zeros(0) for i in (0, 1)
+        )
+        # by sample, and along the interval
+        self.order = np.argsort(2.0 * self.rows + self.progress(self.t), kind="stable")
+        self.keys = (2.0 * self.rows + self.progress(self.t))[self.order]
+        empty = state.new_zeros(0, 1 + len(weights), width)
+        self.pieces = torch.cat(pieces) if pieces else empty
+
+    def progress(self, times: np.ndarray) -> np.ndarray:
+        """Share of the interval."""
+        return (times - self.start) / (self.span or 1.0)
+
+    def states(self, rows: np.ndarray, times: np.ndarray) -> Tensor:
+        """States ``(count, ...)`` of samples at times, ``(count,)`` each."""
+        if not len(self.keys):  # an interval of no length
+            return self.initial[torch.from_numpy(rows)].view(len(rows), *self.shape[1:])
+        found = np.searchsorted(self.keys, 2.0 * rows + self.progress(times) + SLACK) - 1
+        step = self.order[np.maximum(found, 0)]
+        theta = (times - self.t[step]) / self.h[step]
+        powers = torch.from_numpy(theta[:, None] ** np.arange(self.pieces.shape[1]))
+        chosen = self.pieces[torch.from_numpy(step)]
+        return torch.bmm(powers.to(chosen).unsqueeze(1), chosen).view(-1, *self.shape[1:])
+
+    def mesh(self) -> np.ndarray:
+        """The steps of each sample, unsigned, ``(batch, most steps)``, NaN after its last."""
+        counts = np.bincount(self.rows, minlength=self.shape[0])
+        steps = np.full((self.shape[0], max(counts.max(initial=0), 1)), np.nan)
+        sorted_rows = self.rows[self.order]
+        place = np.arange(len(sorted_rows)) - np.repeat(counts.cumsum() - counts, counts)
+        steps[sorted_rows, place] = np.abs(self.h[self.order])
+        return steps
+
+
+def solve_path(
+    field: Callable[..., Tensor],
+    state: Tensor,
+    interval: tuple[float, float] = (0.0, 1.0),
+    *,
+    tolerance: float | Tensor = 1e-5,
+    options: SolverOptions | None = None,
+    context: Sequence[Tensor] = (),
+    mesh: np.ndarray | None = None,
+) -> Path:
+    """A solve whose states on the way can be asked for; arguments as of :func:`solve_at`. A
+    ``mesh`` of each sample's steps, as :meth:`Path.mesh` gives it, takes the place of adaptive
+    ones.
+
+    >>> path = solve_path(lambda t, y: -y, torch.ones(2, 1))
+    >>> path.states(np.array([1, 0]), np.array([0.5, 0.0])).flatten()
+    tensor([0.6065, 1.0000])
+    """
+    changes = {} if mesh is None else {"stepping": "individual"}
+    with torch.no_grad():
+        job, _ = prepare(
+            field,
+            state,
+            interval,
+            replace(options or SolverOptions(), **changes),  # type: ignore[arg-type]
+            tolerance=tolerance,
+            first_step=None,
+            context=context,
+            parameters=(),
+            mesh=mesh,
+        )
+        return Path(job, state.detach(), tuple(context))
 
 
 class Readings:

@@ -6,9 +6,20 @@ Both are one formula over probes :math:`\epsilon_1 \dots \epsilon_K`,
 .. math:: w \sum_{k=1}^K \epsilon_k^\top \frac{\partial f}{\partial z}\, \epsilon_k ,
 
 exact for the unit vectors with :math:`w = 1`, Hutchinson's unbiased estimate for random signs or
-standard normal numbers with :math:`w = 1/K`. Draw the probes once per solve: redrawn at every
-evaluation the integrand would no longer be a function of the state, and an adaptive solver would
-shrink its steps chasing noise.
+standard normal numbers with :math:`w = 1/K`. A solver that integrates the divergence beside the
+state needs probes that are drawn once per solve: redrawn at every evaluation the integrand would no
+longer be a function of the state, and steps would shrink chasing noise.
+
+Where the divergence is integrated along a path that is solved already, none of this holds, and
+:func:`estimate_trace` does three things better. Probes are drawn anew at every node, so that their
+noise averages out along the path. They are *orthogonal*: with a colour :math:`c(i)` for each
+coordinate and :math:`H` a Hadamard matrix,
+
+.. math:: \epsilon_k(i) = s_i\, H_{c(i), k}, \qquad s_i = \pm 1 \text{ at random},
+
+all interactions between coordinates of different colours cancel (Bekas, Kokiopoulou and Saad,
+2007), and neighbouring pixels have different colours. And they come in two groups of independent
+signs, whose difference tells the variance of their mean.
 
 Products are taken in forward mode where the field offers a ``pushforward`` (one stacked pass) and
 in reverse mode elsewhere: measured (``make bench``), PyTorch's own forward mode is
@@ -19,13 +30,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from infocnf.random import draw_normal, draw_words
 
-__all__ = ["PROBES", "contract", "divergence", "draw_probes", "products", "unit_probes"]
+__all__ = [
+    "PROBES",
+    "contract",
+    "cost_of",
+    "divergence",
+    "draw_probes",
+    "estimate_trace",
+    "orthogonal_probes",
+    "products",
+    "unit_probes",
+]
 
 PROBES = ("rademacher", "gaussian")
 
@@ -114,3 +136,88 @@ def draw_probes(
         return draw_normal(seeds, like.new_empty(()).expand(shape), stream)
     words = draw_words(seeds, math.prod(shape[1:]), stream)
     return torch.where(words < 0, -1.0, 1.0).to(like).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def colour_signs(shape: tuple[int, ...], count: int) -> Tensor:
+    """Rows of a Hadamard matrix by the colours of coordinates, ``(count, *shape)``, for a power of
+    two of colours: channels differ first, then positions in a tile of an image; in a vector,
+    neighbours.
+
+    >>> colour_signs((1, 2, 2), 4).flatten(1) @ colour_signs((1, 2, 2), 4).flatten(1).T / 4
+    tensor([[1., 0., 0., 0.],
+            [0., 1., 0., 0.],
+            [0., 0., 1., 0.],
+            [0., 0., 0., 1.]])
+    """
+    bits = count.bit_length() - 1
+    channels = min((shape[0] - 1).bit_length(), bits) if len(shape) == 3 else bits
+    rows, columns = (bits - channels + 1) // 2, (bits - channels) // 2
+    sides = [channels, rows, columns] if len(shape) == 3 else [bits, *[0] * (len(shape) - 1)]
+    colour = torch.zeros((), dtype=torch.int64)
+    for size, own in zip(shape, sides, strict=True):
+        colour = (colour * 2**own).unsqueeze(-1) + torch.arange(size) % 2**own
+    signs = torch.ones(1, 1)
+    for _ in range(bits):
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    return signs[:, colour]
+
+
+def orthogonal_probes(seeds: Tensor, like: Tensor, count: int) -> Tensor:
+    """Two groups of ``count`` orthogonal probes ``(2, count, batch, ...)``, ``count`` a power of
+    two, for states ``(batch, ...)``: a function of the seeds ``(batch,)`` alone.
+    """
+    base = colour_signs(tuple(like.shape[1:]), count).to(like)
+    drawn = draw_probes(seeds, like, 2).transpose(0, 1)
+    return base.unsqueeze(1) * drawn.unsqueeze(1)
+
+
+def estimate_trace(
+    field: Callable[..., Tensor],
+    t: Tensor,
+    z: Tensor,
+    fixed: Tensor,
+    seeds: Tensor | None,
+    count: int,
+    *context: Tensor,
+) -> Tensor:
+    """Traces at nodes of a path, ``(batch, 4)``: what tells the error of the quadrature, the trace,
+    half the difference of its two groups of probes, and the estimate by the fixed probes alone.
+
+    Arguments:
+        field: The field.
+        t: Times ``(batch,)``.
+        z: States ``(batch, ...)``.
+        fixed: Probes that are the same at all nodes of a path, ``(fixed, batch, ...)``.
+        seeds: Seeds of the other probes ``(batch,)``; None for the exact trace.
+        count: Number of these, an even power of two; 0 for the fixed ones alone.
+        context: What else the field needs.
+    """
+    if seeds is None:
+        units = unit_probes(z)
+        _, turned = products(field, t, z, units, *context)
+        trace = contract(turned, units, 1.0)
+        flat = fixed.flatten(2)
+        own = torch.einsum("fbk,kbi,fbi->b", flat, turned.flatten(2), flat) / len(fixed)
+        return torch.stack([trace, trace, torch.zeros_like(trace), own], 1)
+    probes = fixed
+    if count:
+        probes = torch.cat([fixed, orthogonal_probes(seeds, z, count // 2).flatten(0, 1)])
+    _, turned = products(field, t, z, probes, *context)
+    each = (turned * probes).flatten(2).sum(2)
+    own = each[: len(fixed)].mean(0)
+    if not count:
+        return torch.stack([own, own, torch.zeros_like(own), own], 1)
+    one, other = each[len(fixed) :].unflatten(0, (2, -1)).mean(1)
+    return torch.stack([own, (one + other) / 2.0, (one - other) / 2.0, own], 1)
+
+
+def cost_of(field: Callable[..., Tensor], z: Tensor, *context: Tensor) -> float:
+    """Floating-point operations of one evaluation of a field for one sample, those of matrix
+    products and convolutions, and one for each number at least.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        field(torch.zeros(1).to(z), z[:1], *(part[:1] for part in context))
+    return float(max(counter.get_total_flops(), z[:1].numel(), 1))

@@ -333,6 +333,7 @@ class AdjointSystem:
             start=job.end,
             end=job.start,
             tolerance=job.tolerance[self.done],
+            mesh=None if job.mesh is None else job.mesh[self.done],
             controlled=2 * job.controlled,
             first=None,
             drift=None,

@@ -90,7 +90,8 @@ class SolveContext:
         controlled: Number of leading parts of the state in the error norm; the others are auxiliary
             integrals.
         max_steps: Attempts after which a sample is given up.
-        steps: Number of equal steps of a method without error estimate, else 0.
+        mesh: Steps that are given, unsigned, ``(samples, most steps)`` with NaN after the last of a
+            sample; None where they are chosen by an estimate of their error.
         first: First steps to try ``(samples,)``, unsigned, or None to estimate them.
         drift: The field without the slopes of the integrals, for stages that have no weight.
         parts: Number of tensors of the state; the tensors of an autograd function are these, those
@@ -108,13 +109,18 @@ class SolveContext:
     individual: bool
     controlled: int
     max_steps: int
-    steps: int = 0
+    mesh: Array | None = None
     first: Array | None = None
     drift: Field | None = None
     parts: int = 1
     contexts: int = 0
     backward: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     result: Result | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are chosen by an estimate of their error."""
+        return self.mesh is None
 
     def field_of(self, stage: int) -> Field:
         """The field as a stage of a step needs it."""
@@ -206,8 +212,7 @@ class Integrator:
         self.problem, self.listener, self.context = problem, listener, context
         self.controller = Controller(problem.table.order)
         scale = max(abs(problem.start), abs(problem.end))
-        self.precision = torch.finfo(y[0].dtype).eps
-        self.smallest = 4.0 * self.precision * scale
+        self.smallest = 4.0 * torch.finfo(y[0].dtype).eps * scale
 
         self.layout = Layout(y)
         self.place(self.layout.flatten(y))
@@ -215,14 +220,15 @@ class Integrator:
         self.active = SolverState(
             np.arange(count),
             np.full(count, problem.start),
-            np.full(count, abs(problem.span) / max(problem.steps, 1)),
+            np.full(count, abs(problem.span)),
             problem.tolerance,
             np.ones(count),
             np.zeros(count, bool),
             np.full(count, np.nan),
             *np.zeros((2, count), np.int64),
         )
-        self.all_proposed = not problem.table.adaptive
+        self.all_proposed = not problem.adaptive
+        self.counts = None if problem.mesh is None else np.isfinite(problem.mesh).sum(1)
         self.work: Increments | None = None
         self.status = np.zeros(count, np.int64)
         self.evaluations = 0  # of every sample still on its way: all are attempted together
@@ -236,7 +242,7 @@ class Integrator:
         """Take all samples to their ends."""
         if self.problem.span == 0.0 or not len(self.flat):
             self.retire(np.ones(len(self.active.t), bool))
-        elif self.problem.table.adaptive:
+        elif self.problem.adaptive:
             self.begin()
         while len(self.active.t):
             self.attempt()
@@ -287,12 +293,12 @@ class Integrator:
         """Try one step of every sample."""
         problem, table, active = self.problem, self.problem.table, self.active
         remaining = np.abs(problem.end - active.t)
-        if table.adaptive:
+        if problem.mesh is None or self.counts is None:
             size = self.controller.fit(active.h, remaining)
             last = size == remaining
         else:
-            last = active.accepted == problem.steps - 1
-            size = np.where(last, remaining, active.h)
+            last = active.accepted == self.counts[active.index] - 1
+            size = np.where(last, remaining, problem.mesh[active.index, active.accepted])
 
         h = np.copysign(size, problem.span)
         first = self.k if self.k is not None else self.evaluate(np.zeros_like(h), self.y)
@@ -325,7 +331,7 @@ class Integrator:
         problem, layout, individual = self.problem, self.layout, self.problem.individual
         sums: list[Tensor] = []
         size = after.detach().abs()
-        if problem.table.adaptive:
+        if problem.adaptive:
             assert self.work is not None
             before = self.flat.detach().abs() if self.size is None else self.size
             scaled = relative(self.work.sum(problem.table.e), before, size)
@@ -398,8 +404,7 @@ class Integrator:
             arrived, problem.end, active.t + accept * np.copysign(size, problem.span)
         )
 
-        if problem.table.adaptive:
-            ratio = self.controller.above_rounding(ratio, active.tolerance, self.precision)
+        if problem.adaptive:
             growth = self.controller.factor(ratio, active.previous)
             if active.stumbled.any():
                 growth = np.where(active.stumbled, np.minimum(growth, 1.0), growth)
@@ -500,6 +505,7 @@ def integrate(context: SolveContext, y: State, tensors: State, in_shares: bool) 
             context,
             tolerance=context.tolerance[rows],
             first=None if context.first is None else context.first[rows],
+            mesh=None if context.mesh is None else context.mesh[rows],
         )
         own, given = (tuple(part[rows] for part in group) for group in (y, tensors))
         results.append(Integrator(share, own, given).run())

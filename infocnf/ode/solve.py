@@ -113,6 +113,7 @@ class Stats:
     backward: Tensor  # evaluations of the gradient; zero until it has been computed
     accepted: Tensor
     rejected: Tensor
+    products: Tensor  # with the Jacobian of the field: what a divergence took beside evaluations
 
     @property
     def evaluations(self) -> Tensor:
@@ -272,8 +273,11 @@ def prepare(
     parameters: Iterable[Tensor] | None,
     auxiliary: int = 0,
     drift: Callable[..., Tensor] | None = None,
+    mesh: NDArray[np.float64] | None = None,
 ) -> tuple[SolveContext, State]:
-    """What :func:`solve` was asked for, checked, and the tensors whose gradients are wanted."""
+    """What :func:`solve` was asked for, checked, and the tensors whose gradients are wanted; a mesh
+    of steps ``(samples, most steps)`` takes the place of those that would be chosen.
+    """
     single = isinstance(state, Tensor)
     y: State = (state,) if isinstance(state, Tensor) else tuple(state)
     individual = options.individual
@@ -281,6 +285,8 @@ def prepare(
     check_context(context, len(y[0]) if individual else None)
     start, end = check_interval(interval)
     samples = len(y[0]) if individual else 1
+    if mesh is None and not options.adaptive:
+        mesh = np.full((samples, options.steps or 1), abs(end - start) / (options.steps or 1))
 
     named = field_parameters(field) if parameters is None else parameters
     sources = tuple({id(tensor): tensor for tensor in named}.values())  # each once
@@ -296,7 +302,7 @@ def prepare(
         individual=individual,
         controlled=len(y) - auxiliary,
         max_steps=options.max_steps,
-        steps=options.steps or 0,
+        mesh=mesh,
         first=first_step
         if first_step is None
         else check_positive("first_step", first_step, samples, individual),
@@ -324,6 +330,7 @@ def account(job: SolveContext, state: Tensor | State) -> Solution:
         backward=job.backward if individual else job.backward.reshape(()),
         accepted=public(result.accepted),
         rejected=public(result.rejected),
+        products=public(np.zeros_like(result.rejected)),
     )
     return Solution(
         state=state,
