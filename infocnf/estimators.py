@@ -89,12 +89,20 @@ class FlowEstimator(BaseEstimator):
 
     # ----------------------------------------------------------------------------- densities
 
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Nats of log p(x), ``(rows,)``, in the units of the rows; whatever their label."""
-        found = self.collect(
-            X, lambda x, _: {"log_prob": self.model_.log_prob(x, tolerance=self.tolerance).double()}
-        )
-        return (found["log_prob"] - self.preparation_.log_scale).numpy()
+    def score_samples(self, X: Any, return_error: bool = False) -> Any:
+        """Nats of log p(x), ``(rows,)``, in the units of the rows, whatever their label; and bounds
+        on their numerical errors where these are asked for.
+        """
+
+        def measure(x: Tensor, _: Tensor) -> Columns:
+            found = self.model_.log_prob(x, tolerance=self.tolerance, error=return_error)
+            if not return_error:
+                return {"log_prob": found.double()}
+            return {"log_prob": found[0].double(), "error": found[1].total.double()}
+
+        found = self.collect(X, measure)
+        log_prob = (found["log_prob"] - self.preparation_.log_scale).numpy()
+        return (log_prob, found["error"].numpy()) if return_error else log_prob
 
     def sample(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,7 +120,8 @@ class DemoSession:
     def recognise(self, image: Tensor) -> Reading:
         """Class probabilities, likelihood and cost of one image of grey levels."""
         prepared = self.preparation(image, self.model.dtype)
-        scores = score(self.model, prepared, {}, Fixed(self.tolerance), self.preparation.log_scale)
+        log_scale, policy = self.preparation.log_scale, Fixed(self.tolerance)
+        scores = score(self.model, prepared, {}, policy, log_scale, error=True)
         probabilities: dict[str, float] = {}
         if self.label is not None:
             logits = logits_of(scores)
@@ -130,7 +132,8 @@ class DemoSession:
             assert isinstance(found, Tensor)
             probabilities = dict(zip(self.classes, found[0].tolist(), strict=True))
         log_prob = scores["marginal"][0]
-        words = f"log p(x) = {float(log_prob):.1f} nats"
+        error = float(scores["error marginal"][0])
+        words = f"log p(x) = {float(log_prob):.{digits_of(error)}f} ± {error:.1g} nats"
         picture = None
         if self.reference is not None:
             percent = float(self.reference.percentile(scores["marginal"])[0])
@@ -195,6 +198,15 @@ class DemoSession:
         """Images of grey levels ``(count, channels, height, width)`` in a row, as a PNG."""
         values = images.double() / max(self.preparation.levels - 1, 1)
         return grid(Grid(values.unsqueeze(0)))
+
+
+def digits_of(error: float) -> int:
+    """Decimals that an error leaves a meaning.
+
+    >>> digits_of(0.004), digits_of(0.3), digits_of(2.0)
+    (3, 1, 0)
+    """
+    return min(max(math.ceil(-math.log10(max(error, 1e-9))), 0), 6)
 
 
 def arc(one: Tensor, two: Tensor, share: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infocnf.cli.options import BatchSize, ExactTrace, Tolerance, check_solving
-from infocnf.errors import InputError, WorkError
+from infocnf.errors import InputError
 
 if TYPE_CHECKING:
     from infocnf.evaluation import Driver
@@ -40,6 +40,13 @@ def evaluate(
             "loosest tolerance within it is found and used.",
         ),
     ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option(
+            help="Numerical error in nats that no example is to exceed: what errs more is solved "
+            "again, tighter, with more probes or in double precision.",
+        ),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option(help="Examples whose likelihood is evaluated, spread over the set."),
@@ -52,17 +59,18 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its test set: error, likelihood and its numerical error, cost.
 
-    Every example counts, solved at 1e-5 and again ten times tighter: the difference is the
-    numerical error that is reported. Beside it stands what an error of 0.001 bits/dim costs, at the
-    loosest tolerance that keeps within it. Writes evaluation.json into the run directory.
+    Every example counts, and every likelihood has a bound on its numerical error: of the solver,
+    the quadrature of the trace, the probes of an estimated trace, and rounding. Writes
+    evaluation.json into the run directory.
     """
     chosen = [tolerance is not None, learned_tolerances, budget is not None]
-    if sum(chosen) > 1:
+    if sum(chosen) > 1 or (budget is not None and error is not None):
         raise InputError(
-            "--tolerance, --learned-tolerances and --budget contradict each other: choose one"
+            "--tolerance, --learned-tolerances and --budget contradict each other, and so do "
+            "--budget and --error: choose one"
         )
     check_solving(tolerance, batch_size)
-    check_limits(budget, limit)
+    check_limits(budget, error, limit)
 
     from infocnf.cli.options import console
     from infocnf.data.dataset import PARTS
@@ -75,6 +83,7 @@ def evaluate(
     if opened.is_series:
         refuse(
             budget=budget,
+            error=error,
             learned_tolerances=learned_tolerances,
             exact_trace=exact_trace,
             outliers=outliers,
@@ -89,9 +98,9 @@ def evaluate(
             tolerance=model.policy if learned_tolerances else tolerance,
             batch_size=batch_size,
             budget=budget,
+            error=error,
             limit=limit,
             outliers=outliers,
-            exact_trace=exact_trace,
         )
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
@@ -116,43 +125,29 @@ def evaluate_flow(
     tolerance: float | Policy | None,
     batch_size: int | None,
     budget: float | None,
+    error: float | None,
     limit: int | None,
     outliers: bool,
-    exact_trace: bool,
 ) -> tuple[dict[str, Any], str]:
     """Metrics of a flow as plain values, and for people."""
     from infocnf import evaluation
-    from infocnf.cli.options import console, counting
+    from infocnf.cli.options import counting
     from infocnf.data import spread_over
     from infocnf.evaluation import Driver
-    from infocnf.evaluation.likelihood import in_short
-    from infocnf.ode import SolveError
 
     config, everything = run.config.evaluation, run.data().examples(part)
     size = batch_size or config.batch_size
     x, labels = spread_over(*everything, limit or config.limit)
     driver = Driver(model, run.preparation, size)
     one_step = evaluation.one_step_metrics(driver, *everything)
-    if budget is None:
-        with counting("evaluating", len(x)) as progress:
-            own = replace(driver, progress=progress)
-            found = evaluation.evaluate(own, x, labels, tolerance=tolerance or config.tolerance)
-    allowed, within = budget, {}
-    adaptive = all(block.solver.steps is None for block in model.blocks)
-    if adaptive and budget is None and tolerance is None and not exact_trace:
-        allowed = config.budget or None
-    if allowed is not None:
-        try:
-            with counting(f"within {allowed:g} bits/dim", len(x)) as progress:
-                own = replace(driver, progress=progress)
-                cheapest = evaluation.evaluate_within(own, x, labels, budget=allowed)
-            within = in_short(cheapest, allowed)
-            found = cheapest if budget is not None else found
-        except (WorkError, SolveError) as error:
-            if budget is not None:
-                raise
-            console.print(str(error))  # nobody asked for it: the evaluation stands
-    found = replace(found, one_step=one_step, within_budget=within)
+    with counting("evaluating", len(x)) as progress:
+        own = replace(driver, progress=progress)
+        if budget is None:
+            chosen = tolerance or config.tolerance
+            found = evaluation.evaluate(own, x, labels, tolerance=chosen, target=error)
+        else:
+            found = evaluation.evaluate_within(own, x, labels, budget=budget)
+    found = replace(found, one_step=one_step)
     if outliers:
         found = replace(found, outliers=outlier_areas(run, driver, limit))
     return found.to_dict(), table(found)
@@ -199,10 +194,11 @@ def outlier_areas(
         return outlier_table(replace(driver, progress=progress), data, count=count)
 
 
-def check_limits(budget: float | None, limit: int | None) -> None:
+def check_limits(budget: float | None, error: float | None, limit: int | None) -> None:
     """Refuse what cannot be spent."""
-    if budget is not None and not budget > 0:
-        raise InputError(f"--budget must be positive, got {budget}")
+    for name, value in (("budget", budget), ("error", error)):
+        if value is not None and not value > 0:
+            raise InputError(f"--{name} must be positive, got {value}")
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, got {limit}")
 
@@ -233,13 +229,15 @@ def table(found: object) -> str:
         f"bits/dim, marginal  {found.bits_per_dim_marginal:.4f}",
         f"numerical error     {found.numerical_error_bits_per_dim:.1e} bits/dim "
         f"(largest {found.numerical_error_largest:.1e})",
-        f"NFE                 {found.nfe_forward:.1f} per example",
+        "in nats             "
+        + ", ".join(f"{name} {value:.1e}" for name, value in found.numerical_error.items()),
+        f"NFE                 {found.nfe_forward:.1f} per example, "
+        f"{found.products_forward:.0f} products with Jacobians",
     ]
-    if found.within_budget and found.within_budget["tolerance"] != found.tolerance:
-        cheap = found.within_budget
+    if found.above_target.get("examples"):
         lines.append(
-            f"within {cheap['budget']:g} bits/dim  tolerance {cheap['tolerance']:.0e}: "
-            f"NFE {cheap['nfe_forward']:.1f}, bits/dim {cheap['bits_per_dim']:.4f}"
+            f"{found.above_target['examples']:,} examples exceed an error of "
+            f"{found.above_target['target']:g} nats whatever was spent"
         )
     if found.calibration_error is not None:
         again = found.one_step.get("calibration_error")
@@ -250,7 +248,8 @@ def table(found: object) -> str:
         lines.append(f"AUROC of {kind:<18} {told}")
     if found.numerical_error_bits_per_dim > LARGEST_ERROR:
         lines.append(
-            f"the numerical error exceeds {LARGEST_ERROR:g} bits/dim: use a tighter --tolerance"
+            f"the numerical error exceeds {LARGEST_ERROR:g} bits/dim: use a tighter --tolerance, "
+            "or --exact-trace where the trace is what errs"
         )
     return "\n".join(lines)
 

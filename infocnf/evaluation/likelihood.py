@@ -1,21 +1,18 @@
 r"""Every example of a test set: likelihood given its label and averaged over labels, its numerical
 error, the label read off, and what the solver took.
 
-Examples are solved each with its own steps and fixed noise, so the result does not depend on how
-they are batched (but for tolerances that are learned per batch). The numerical error of a
-likelihood is how much it changes when it is solved ten times tighter,
-
-.. math:: \Delta(x) = \big| \log p_{\tau}(x) - \log p_{\tau / 10}(x) \big| ,
-
-with the same probes, so that nothing but the solver differs; a method without error estimate takes
-twice as many steps instead. (It does not see the noise of Hutchinson's estimate, which the standard
-error of an average does.)
+Examples are solved each with its own steps and fixed noise, so that how they are batched changes
+nothing but rounding (and tolerances that are learned per batch). The numerical error of a
+likelihood is the bound of its :mod:`certificate <infocnf.models.certificate>`, in all and in parts:
+solver, quadrature, trace, rounding. :func:`score_within` spends what it takes to have that bound
+below a target for every example.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -26,8 +23,9 @@ from torch import Tensor
 from infocnf.data import spread_over
 from infocnf.errors import InputError, WorkError
 from infocnf.evaluation.calibration import judge, mean_of, reliabilities
-from infocnf.evaluation.driver import Columns, Driver, take
+from infocnf.evaluation.driver import Columns, Driver, quiet, take
 from infocnf.models import InfoCNF
+from infocnf.models.certificate import Certificate
 from infocnf.objectives import bits_per_dim
 from infocnf.tolerances import BlockShape, Choice, Fixed, Policy
 
@@ -43,14 +41,14 @@ __all__ = [
     "one_step_metrics",
     "score",
     "score_all",
+    "score_within",
 ]
 
 LARGEST_ERROR = 1e-3  # bits per dimension up to which a likelihood is reported without a warning
 TOLERANCES = tuple(10.0 ** (-0.5 * i) for i in range(2, 12))
 """Tolerances that are tried for a budget, from loose to tight."""
 LOOK = 100  # examples on which tolerances are tried before all are solved
-REFERENCE = 1e-6  # at which these examples are solved to compare
-# (not at a tenth of the tolerance: where both are loose, both may take the same steps)
+ROUNDS = 8  # of spending more for an error, each at least ten times tighter
 QUANTILES = 101
 
 
@@ -61,13 +59,13 @@ class Evaluation:
     Arguments:
         examples: Number of examples, all of which count.
         tolerance: Tolerance of the solves; per block for a policy.
-        trace: ``exact``, or ``hutchinson`` where any block's trace is estimated.
+        trace: ``exact``, or ``estimated`` where any block's trace is.
         error_percent: Wrong classes, read through the flow; None without a categorical label.
         bits_per_dim: Of the examples given their labels.
         bits_per_dim_marginal: Averaged over the labels.
         bits_per_dim_standard_error: Of the mean, over examples and the noise of their traces.
-        numerical_error_bits_per_dim: Mean change under a ten times tighter solve.
-        numerical_error_largest: The largest such change, in bits per dimension.
+        numerical_error_bits_per_dim: Mean bound on the error of an example's likelihood.
+        numerical_error_largest: The largest such bound, in bits per dimension.
         nfe_forward: Field evaluations per example, over all blocks.
         calibration_error: Expected calibration error.
         seconds: Time it took.
@@ -82,8 +80,9 @@ class Evaluation:
         reliability: By categorical factor, in bins of the probability of the prediction: its mean,
             the share of right ones, the number of examples.
         outliers: Areas under ROC curves, by kind of outlier and score.
-        within_budget: What a numerical error within a budget costs: the loosest tolerance that has
-            it, and its metrics.
+        numerical_error: The mean bound and its parts by name, in nats.
+        products_forward: Products with Jacobians per example, for the traces.
+        above_target: Of an error that was asked for: it, and how many examples exceed it.
     """
 
     examples: int
@@ -103,7 +102,9 @@ class Evaluation:
     nfe_blocks: list[float] = field(default_factory=list)
     one_step: dict[str, Any] = field(default_factory=dict)
     readout: str = "flow"
-    within_budget: dict[str, Any] = field(default_factory=dict)
+    numerical_error: dict[str, float] = field(default_factory=dict)
+    products_forward: float = 0.0
+    above_target: dict[str, float] = field(default_factory=dict)
     reference_likelihood: dict[str, Any] = field(default_factory=dict)
     reliability: dict[str, list[list[float]]] = field(default_factory=dict)
     outliers: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -182,13 +183,24 @@ class Tighter(Policy):
 
 @torch.no_grad()
 def score(
-    model: InfoCNF, x: Tensor, labels: Mapping[str, Tensor], policy: Policy, log_scale: float
+    model: InfoCNF,
+    x: Tensor,
+    labels: Mapping[str, Tensor],
+    policy: Policy,
+    log_scale: float,
+    *,
+    error: bool = False,
+    effort: float = 1.0,
 ) -> Columns:
     """Columns of prepared examples: ``log_prob`` given the labels, ``marginal`` over them, both in
     double precision so that averages do not round; ``evaluations`` and ``tolerances`` ``(batch,
-    blocks)``; ``distance`` of the supervised code from those of labels; and logits of each factor.
+    blocks)``, ``products``; ``distance`` of the supervised code from those of labels; and logits of
+    each factor.
+
+    With ``error`` also the bounds of ``log_prob``, ``error total`` and its parts, and ``error
+    marginal``. ``effort`` is how much more than usual is spent on traces; 0 is enough for averages.
     """
-    code = model.encode(x, tolerance=policy)
+    code = model.encode(x, tolerance=policy, effort=effort)
     assert code.stats is not None
     solves = code.stats.solves
     evaluations = [solve.solution.stats.forward.expand(len(x)) for solve in solves]
@@ -196,14 +208,58 @@ def score(
         torch.as_tensor(solve.choice.tolerance, dtype=torch.float64).expand(len(x))
         for solve in solves
     ]
-    return {
+    columns = {
         "log_prob": model.code_log_prob(code, labels).double() - log_scale,
         "marginal": model.code_log_prob(code, {}).double() - log_scale,
         "evaluations": torch.stack(evaluations, 1),
+        "products": code.stats.products.expand(len(x)),
         "tolerances": torch.stack(tolerances, 1),
         "distance": model.code.distance(code.supervised).double(),
         **{f"logits {name}": part for name, part in model.code.logits(code.supervised).items()},
     }
+    if error:
+        certificate = Certificate(model, x, code)
+        bounds = certificate.error(labels)
+        columns |= {f"error {name}": part.double() for name, part in bounds.parts().items()}
+        columns["error marginal"] = certificate.error({}).total.double() if labels else bounds.total
+    return columns
+
+
+def score_within(
+    model: InfoCNF,
+    x: Tensor,
+    labels: Mapping[str, Tensor],
+    policy: Policy,
+    log_scale: float,
+    target: float,
+) -> Columns:
+    """The same with every example's error bound below a target in nats, where that can be had: what
+    errs too much is solved again, tighter, with more probes or in double precision, by what its
+    error is made of. What all attempts took is added up.
+    """
+    found = score(model, x, labels, policy, log_scale, error=True)
+    factor, effort, precise = 1.0, 1.0, model
+    for _ in range(ROUNDS):
+        rows = torch.nonzero(~(found["error total"] <= target))[:, 0]
+        if not len(rows):
+            break
+        worst = {n: float(v[rows].max()) for n, v in found.items() if n.startswith("error ")}
+        if worst["error solver"] + worst["error quadrature"] > target / 2.0:
+            factor *= 0.1
+        if worst["error trace"] > target / 4.0:
+            effort *= max((4.0 * worst["error trace"] / target) ** 2, 2.0)
+        if worst["error rounding"] > target / 4.0 and precise is model:
+            precise = deepcopy(model).double()
+        some = {name: y[rows] for name, y in labels.items()}
+        tighter = Tighter(policy, factor)
+        again = score(
+            precise, x[rows].to(precise.dtype), some, tighter, log_scale, error=True, effort=effort
+        )
+        for name, column in found.items():
+            mine = again[name].to(column.dtype)
+            spent = name in ("evaluations", "products")
+            column[rows] = column[rows] + mine if spent else mine
+    return found
 
 
 def logits_of(columns: Columns) -> dict[str, Tensor]:
@@ -213,15 +269,19 @@ def logits_of(columns: Columns) -> dict[str, Tensor]:
 
 
 def score_all(
-    driver: Driver[InfoCNF], x: Tensor, tolerance: float | None, log_scale: float
+    driver: Driver[InfoCNF],
+    x: Tensor,
+    tolerance: float | None,
+    log_scale: float,
+    **options: Any,  # noqa: ANN401
 ) -> Columns:
     """Scores of examples as read, without their labels; NaN, and no evaluations, for those that
-    cannot be solved.
+    cannot be solved. Options as of :func:`score`.
     """
     model = driver.model
     policy = model.policy_for(tolerance)
     found = driver.collect(
-        x, lambda some, rows: score(model, some, {}, policy, log_scale), partial=True
+        x, lambda some, rows: score(model, some, {}, policy, log_scale, **options), partial=True
     )
     if found:
         return found
@@ -231,7 +291,7 @@ def score_all(
         for n, h in model.code.heads.items()
     }
     return {
-        **dict.fromkeys(("log_prob", "marginal", "distance"), nothing),
+        **dict.fromkeys(("log_prob", "marginal", "distance", "error marginal"), nothing),
         "evaluations": torch.zeros(len(x), count, dtype=torch.int64),
         "tolerances": nothing.unsqueeze(1).expand(-1, count),
         **{f"logits {name}": part for name, part in heads.items()},
@@ -244,6 +304,7 @@ def evaluate(
     labels: Mapping[str, Tensor],
     *,
     tolerance: float | Policy | None = None,
+    target: float | None = None,
 ) -> Evaluation:
     """Metrics of all examples.
 
@@ -252,22 +313,25 @@ def evaluate(
         x: Examples as read.
         labels: Their labels by factor.
         tolerance: Tolerance of the solves; the model's own when None.
+        target: Error in nats that no example is to exceed.
     """
     model, preparation = driver.model.eval(), driver.preparation
     started, policy = perf_counter(), model.policy_for(tolerance)
 
     def measure(some: Tensor, rows: Tensor) -> Columns:
         mine = take(labels, rows, model.device)
-        found = score(model, some, mine, policy, preparation.log_scale)
-        tight = score(model, some, mine, Tighter(policy), preparation.log_scale)
-        return {**found, "error": (found["log_prob"] - tight["log_prob"]).abs()}
+        if target is not None:
+            return score_within(model, some, mine, policy, preparation.log_scale, target)
+        return score(model, some, mine, policy, preparation.log_scale, error=True)
 
     found = driver.collect(x, measure)
     conditional, marginal = (
         bits_per_dim(found[name], model.dimensions, preparation.levels)
         for name in ("log_prob", "marginal")
     )
-    error = found["error"] / (model.dimensions * math.log(2.0))
+    error = found["error total"] / (model.dimensions * math.log(2.0))
+    parts = {n.removeprefix("error "): v for n, v in found.items() if n.startswith("error ")}
+    parts.pop("marginal")
     logits = logits_of(found)
     factors, confusion = judge(model, logits, labels)
     evaluations = found["evaluations"].double()
@@ -276,7 +340,7 @@ def evaluate(
         tolerance=float(policy.tolerance)
         if isinstance(policy, Fixed) and not isinstance(tolerance, Policy)
         else found["tolerances"].mean(0).tolist(),
-        trace="exact" if all(block.exact for block in model.blocks) else "hutchinson",
+        trace="estimated" if bool((found["error trace"] > 0).any()) else "exact",
         error_percent=mean_of(factors, "error_percent"),
         bits_per_dim=float(conditional.mean()),
         bits_per_dim_marginal=float(marginal.mean()),
@@ -286,6 +350,11 @@ def evaluate(
         numerical_error_bits_per_dim=float(error.mean()),
         numerical_error_largest=float(error.max()),
         nfe_forward=float(evaluations.sum(1).mean()),
+        products_forward=float(found["products"].double().mean()),
+        numerical_error={name: float(part.mean()) for name, part in parts.items()},
+        above_target={}
+        if target is None
+        else {"target": target, "examples": int((found["error total"] > target).sum())},
         calibration_error=mean_of(factors, "calibration_error"),
         seconds=perf_counter() - started,
         factors=factors,
@@ -325,9 +394,8 @@ def evaluate_within(
     *,
     budget: float = LARGEST_ERROR,
 ) -> Evaluation:
-    """Metrics of all examples at the loosest tolerance that keeps log p within a budget, the
-    largest mean numerical error in bits per dimension: on some of them compared with a solve at
-    1e-6, and on all by the certificate, the mean change under a ten times tighter solve.
+    """Metrics of all examples at the loosest tolerance whose mean error bound, without the noise of
+    estimated traces, is within a budget in bits per dimension, on some of them and then on all.
     """
     model = driver.model.eval()
     if not budget > 0:
@@ -335,19 +403,12 @@ def evaluate_within(
     if any(block.solver.steps is not None for block in model.blocks):
         raise InputError("a method without error estimate has no tolerance: leave out --budget")
     some, mine = spread_over(x, labels, LOOK)
-    prepared = driver.preparation(some.to(model.device), model.dtype)
-    mine = {name: y.to(model.device) for name, y in mine.items()}
-
-    def log_prob(tolerance: float) -> Tensor:
-        return score(model, prepared, mine, Fixed(tolerance), 0.0)["log_prob"]
-
-    exact = log_prob(REFERENCE)
+    few = replace(driver, progress=quiet)
     for tolerance in TOLERANCES:
-        change = (log_prob(tolerance) - exact).abs().mean()
-        if not float(change) / (model.dimensions * math.log(2.0)) <= budget:
+        if not without_trace(evaluate(few, some, mine, tolerance=tolerance)) <= budget:
             continue
         found = evaluate(driver, x, labels, tolerance=tolerance)
-        if found.numerical_error_bits_per_dim <= budget:
+        if without_trace(found) <= budget:
             return found
     raise WorkError(
         f"no tolerance down to {TOLERANCES[-1]:.0e} has a numerical error within {budget:g} "
@@ -355,8 +416,7 @@ def evaluate_within(
     )
 
 
-def in_short(found: Evaluation, budget: float) -> dict[str, Any]:
-    """The metrics that say what a budget bought."""
-    names = "tolerance bits_per_dim bits_per_dim_standard_error error_percent nfe_forward"
-    kept = [*names.split(), "numerical_error_bits_per_dim", "numerical_error_largest", "seconds"]
-    return {"budget": budget, **{name: getattr(found, name) for name in kept}}
+def without_trace(found: Evaluation) -> float:
+    """Mean error bound in bits per dimension, but for what no tolerance changes."""
+    nats = found.numerical_error["total"] - found.numerical_error["trace"]
+    return found.numerical_error_bits_per_dim * nats / max(found.numerical_error["total"], 1e-300)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,10 +102,12 @@ def outlier_table(
     """
     model, preparation, background = driver.model, driver.preparation, independent(data)
     usual, known = (data.examples(part)[0][:count] for part in ("test", "validation"))
-    reference = ReferenceLikelihood.of(score_all(driver, known, tolerance, 0.0)["marginal"].cpu())
+    # scores are compared between many examples: the least effort for their traces is enough
+    scored = partial(score_all, driver, tolerance=tolerance, log_scale=0.0, effort=0.0)
+    reference = ReferenceLikelihood.of(scored(known)["marginal"].cpu())
 
     def scores_of(x: Tensor) -> dict[str, Tensor]:
-        found = {name: v.cpu() for name, v in score_all(driver, x, tolerance, 0.0).items()}
+        found = {name: v.cpu() for name, v in scored(x).items()}
         simple = background(preparation(x, model.dtype))
         scores = {
             "log-likelihood": -found["marginal"],

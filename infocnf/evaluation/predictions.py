@@ -46,7 +46,7 @@ def predict(
         tolerance: Tolerance of the solves; the model's own when None.
     """
     model = driver.model
-    found = score_all(driver, x, tolerance, driver.preparation.log_scale)
+    found = score_all(driver, x, tolerance, driver.preparation.log_scale, error=True)
     logits = logits_of(found)
     if model.readout == "one_step":  # which needs no solve
         alone = replace(driver, progress=quiet)
@@ -57,6 +57,7 @@ def predict(
         columns.update(label_columns(model, name, mine, classes.get(name, ())))
     likelihood = found["marginal"]
     columns["log_likelihood"] = likelihood.tolist()
+    columns["log_likelihood_error"] = found["error marginal"].tolist()
     if reference is not None:
         columns["percentile"] = reference.percentile(likelihood).tolist()
         columns["typicality"] = reference.typicality(likelihood).tolist()

@@ -18,7 +18,6 @@ DIGITS = (
     "training.weight_decay=0",
     "training.ema=0",
     "training.watch_test=500",
-    "evaluation.budget=0",
 )
 MNIST = ("data.limit=2000", "data.validation=200", "data.shrink=2", "model.scales=2")
 LAPTOP = Scale(
@@ -60,7 +59,6 @@ LAPTOP = Scale(
                 "training.warmup=30",
                 "training.watch_test=300",
                 "evaluation.limit=500",
-                "evaluation.budget=0",
             ),
         ),
         "density": Base("density-1d", ("training.epochs=30",)),
@@ -75,9 +73,9 @@ PAPER = Scale(
     name="paper",
     seeds=(1, 2, 3),
     bases={
-        "small": Base("cifar10-small-batch", ("training.watch_test=10000", "evaluation.budget=0")),
-        "large": Base("cifar10-large-batch", ("training.watch_test=10000", "evaluation.budget=0")),
-        "mnist": Base("mnist", ("training.watch_test=10000", "evaluation.budget=0")),
+        "small": Base("cifar10-small-batch", ("training.watch_test=10000",)),
+        "large": Base("cifar10-large-batch", ("training.watch_test=10000",)),
+        "mnist": Base("mnist", ("training.watch_test=10000",)),
         "density": Base(
             "density-1d",
             (
@@ -117,7 +115,6 @@ FEW = (
     "training.validate_every=1",
     "training.watch_test=20",
     "evaluation.tolerance=1e-2",
-    "evaluation.budget=0",
 )
 TINY = Scale(
     name="tiny",

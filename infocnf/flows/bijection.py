@@ -67,7 +67,7 @@ class LogDet:
         value: :math:`\int \mathrm{tr}(\partial f / \partial z)\, dt`.
         quadrature: Error of the quadrature.
         variance: Of the estimated trace; zero where it is exact.
-        size: :math:`\int |\mathrm{tr}(\partial f / \partial z)|\, dt`, which rounding is relative to.
+        size: The integral of the absolute value of the trace, which rounding is relative to.
         fixed: The same integral by a few probes that are the same all along the path, so that two
             solves can be compared without the cost and without the noise of the others.
         nodes: Where the divergence was looked at: sample, time and weight of each node.

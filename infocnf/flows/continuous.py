@@ -151,7 +151,7 @@ class ContinuousBlock(Block):
         if traversal.seeds is None:
             (z,) = self.solve((x,), (0.0, 1.0), traversal)
             return z, x.new_zeros(len(x))
-        if traversal.quadrature:
+        if traversal.quadrature and not self.recorded(x, traversal):
             return self.integrate(x, traversal.seeds, traversal)
 
         probes: tuple[Tensor, ...] = ()
@@ -166,6 +166,12 @@ class ContinuousBlock(Block):
     def inverse(self, z: Tensor, traversal: Traversal) -> Tensor:
         (x,) = self.solve((z,), (1.0, 0.0), traversal)
         return x
+
+    def recorded(self, x: Tensor, traversal: Traversal) -> bool:
+        """Whether autograd is to record the solve itself, which it can beside the state only."""
+        recording = replace(self.solver, **traversal.options).gradient == "backprop"
+        tensors = (x, *self.field.parameters())
+        return recording and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
     def plan(self, x: Tensor, traversal: Traversal) -> tuple[Choice, Tensor, SolverOptions]:
         """What the policy chose for this block, its tolerance, and how to solve."""
@@ -220,9 +226,7 @@ class ContinuousBlock(Block):
 
     # -------------------------------------------------------------------- evaluation by quadrature
 
-    def integrate(
-        self, x: Tensor, seeds: Tensor, traversal: Traversal
-    ) -> tuple[Tensor, Tensor]:
+    def integrate(self, x: Tensor, seeds: Tensor, traversal: Traversal) -> tuple[Tensor, Tensor]:
         """Final state and log-determinant, the trace integrated along the path of the state."""
         own = () if traversal.context is None else (traversal.context,)
         if traversal.again:
@@ -252,9 +256,7 @@ class ContinuousBlock(Block):
         z, solution = path.solution.state, path.solution
         assert isinstance(z, Tensor)
         if torch.is_grad_enabled() and traces.differentiable:
-            z, value, solution = self.with_gradients(
-                x, z, value, found, traces, tolerance, options
-            )
+            z, value, solution = self.with_gradients(x, z, value, found, traces, tolerance, options)
         counts = found.counts
         stats = replace(
             solution.stats,
@@ -300,7 +302,7 @@ class ContinuousBlock(Block):
         """Probes at each node in evaluation, a power of two; None for the exact trace, which takes
         over where it is no dearer.
         """
-        if self.trace == "exact":
+        if self.exact:
             return None
         if self.trace == "auto":
             if self.cost is None:

@@ -144,6 +144,7 @@ def likelihood_objective(
         context=context,
         auxiliary=bool(kinetic or jacobian),
         stepping=stepping,
+        effort=0.0,  # of a batch the mean matters
     )
     log_prob = model.code_log_prob(code, labels, known) - log_scale
     bits = bits_per_dim(log_prob, model.dimensions, levels)

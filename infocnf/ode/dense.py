@@ -20,6 +20,7 @@ tensor([1.0000, 0.6065, 0.3679])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,8 +107,8 @@ class Path:
 
     def __init__(self, job: SolveContext, state: Tensor, context: State) -> None:
         self.start, self.span, self.shape = job.start, job.span, tuple(state.shape)
-        self.initial = state.reshape(len(state), -1)
-        width = self.initial.shape[1]
+        width = math.prod(state.shape[1:])
+        self.initial = state.reshape(len(state), width)
         weights = torch.from_numpy(job.table.dense.T).to(state)  # (powers, stages)
         rows: list[np.ndarray] = []
         times: list[tuple[np.ndarray, np.ndarray]] = []

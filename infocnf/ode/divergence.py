@@ -218,6 +218,7 @@ def cost_of(field: Callable[..., Tensor], z: Tensor, *context: Tensor) -> float:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
+    one = [torch.zeros((1, *part.shape[1:])).to(part) for part in (z, *context)]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        field(torch.zeros(1).to(z), z[:1], *(part[:1] for part in context))
-    return float(max(counter.get_total_flops(), z[:1].numel(), 1))
+        field(torch.zeros(1).to(z), *one)
+    return float(max(counter.get_total_flops(), one[0].numel()))

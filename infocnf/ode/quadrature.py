@@ -203,7 +203,7 @@ def integrate_along(
     def look(panels: Panels, nodes: np.ndarray) -> None:
         who, when = np.repeat(panels.rows, len(nodes)), panels.times(nodes).reshape(-1)
         found = []
-        for first in range(0, len(who), share):
+        for first in range(0, max(len(who), 1), share):
             some = slice(first, first + share)
             states = path.states(who[some], when[some])
             found.append(integrand(who[some], when[some], states).double())
@@ -215,7 +215,7 @@ def integrate_along(
     error = np.zeros(samples)
     for cut in range(CUTS + 1):
         for level in range(FIRST, len(NODES)):
-            if not len(waiting.rows):
+            if done and not len(waiting.rows):
                 break
             added = np.concatenate(_ADDED[: FIRST + 1]) if level == FIRST else _ADDED[level]
             look(waiting, added)
@@ -235,19 +235,12 @@ def gathered(done: list[tuple[Panels, int]], error: np.ndarray) -> Integral:
     """All nodes of all panels."""
     rows, times, weights, values = [], [], [], []
     for panels, level in done:
-        if not len(panels.rows):
-            continue
         assert panels.values is not None
         nodes, own = rule(NODES[level])
         rows.append(np.repeat(panels.rows, len(nodes)))
         times.append(panels.times(nodes).reshape(-1))
         weights.append((panels.half[:, None] * own).reshape(-1))
         values.append(panels.values.flatten(0, 1))
-    if not rows:
-        nothing = np.zeros(0)
-        return Integral(
-            nothing.astype(np.int64), nothing, nothing, torch.zeros(0, 1), torch.from_numpy(error)
-        )
     return Integral(
         np.concatenate(rows),
         np.concatenate(times),

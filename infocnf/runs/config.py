@@ -261,9 +261,8 @@ class EvaluationConfig(Section):
     """How validation and evaluation solve."""
 
     tolerance: Share = of_flow("tolerance", "tolerance of the solver")
-    batch_size: Positive = Field(500, description="examples solved at a time; changes no result")
-    budget: Weight = Field(
-        1e-3, description="numerical error in bits/dim for which a tolerance is found; 0: none"
+    batch_size: Positive = Field(
+        500, description="examples solved at a time; changes results by rounding only"
     )
     limit: Positive | None = Field(
         None, description="examples whose likelihood is evaluated; all when left out"
