@@ -31,7 +31,6 @@ from infocnf.ode import Solution, SolverOptions, solve, solve_at, solve_path
 from infocnf.ode.divergence import (
     PROBES,
     contract,
-    cost_of,
     draw_probes,
     estimate_trace,
     products,
@@ -128,7 +127,6 @@ class ContinuousBlock(Block):
         if probe_count < 1:
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
         self.trace = trace
-        self.cost: float | None = None  # of an evaluation of the field, once it is known
         self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
         self.dynamics = Dynamics(Sharpened(field) if sharpened else field, self.exact)
         if compile:
@@ -151,7 +149,7 @@ class ContinuousBlock(Block):
         if traversal.seeds is None:
             (z,) = self.solve((x,), (0.0, 1.0), traversal)
             return z, x.new_zeros(len(x))
-        if traversal.quadrature and not self.recorded(x, traversal):
+        if traversal.quadrature and len(x) and not self.recorded(x, traversal):
             return self.integrate(x, traversal.seeds, traversal)
 
         probes: tuple[Tensor, ...] = ()
@@ -237,7 +235,7 @@ class ContinuousBlock(Block):
         if not path.solution.done.all():
             traversal.solves.append(BlockSolve(self.index, choice, path.solution))
             path.solution.check(f"block {self.index}")
-        count = self.evaluation_probes(x, own, traversal.effort)
+        count = self.evaluation_probes(traversal.effort)
         traces = Traces(self, x, own, seeds, count)
         with torch.no_grad():
             allowed = LOOSER * math.prod(self.shape) * tolerance.expand(len(x)).numpy()
@@ -296,17 +294,21 @@ class ContinuousBlock(Block):
         assert isinstance(path.solution.state, Tensor)
         return path.solution.state, found.sums()[:, 3].to(x)
 
-    def evaluation_probes(
-        self, z: Tensor, context: tuple[Tensor, ...], effort: float
-    ) -> int | None:
+    @property
+    def cost(self) -> float:
+        """Operations of an evaluation of the field for one sample, about: every weight is used once
+        at every position.
+        """
+        weights = sum(parameter.numel() for parameter in self.field.parameters())
+        return 2.0 * max(weights, math.prod(self.shape)) * math.prod(self.shape[1:])
+
+    def evaluation_probes(self, effort: float) -> int | None:
         """Probes at each node in evaluation, a power of two; None for the exact trace, which takes
         over where it is no dearer.
         """
         if self.exact:
             return None
         if self.trace == "auto":
-            if self.cost is None:
-                self.cost = cost_of(self.field, z, *context)
             wanted = max(FEWEST, BUDGET * effort / (USUAL * self.cost))
         else:
             wanted = max(2.0, self.probe_count * effort)

@@ -40,7 +40,6 @@ from infocnf.random import draw_normal, draw_words
 __all__ = [
     "PROBES",
     "contract",
-    "cost_of",
     "divergence",
     "draw_probes",
     "estimate_trace",
@@ -210,15 +209,3 @@ def estimate_trace(
         return torch.stack([own, own, torch.zeros_like(own), own], 1)
     one, other = each[len(fixed) :].unflatten(0, (2, -1)).mean(1)
     return torch.stack([own, (one + other) / 2.0, (one - other) / 2.0, own], 1)
-
-
-def cost_of(field: Callable[..., Tensor], z: Tensor, *context: Tensor) -> float:
-    """Floating-point operations of one evaluation of a field for one sample, those of matrix
-    products and convolutions, and one for each number at least.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    one = [torch.zeros((1, *part.shape[1:])).to(part) for part in (z, *context)]
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        field(torch.zeros(1).to(z), *one)
-    return float(max(counter.get_total_flops(), one[0].numel()))

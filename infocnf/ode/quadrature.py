@@ -16,7 +16,8 @@ by :math:`r = \min(1, B / A)` leaves there some :math:`B r^2`. With :math:`d` th
 
 .. math:: \mathrm{error} \approx \max\big(\tfrac12 B\, r^2,\; 2\, d\, r\big) ,
 
-relative to the length of the interval; :math:`B` alone of fewer than 15 nodes.
+relative to the length of the interval; :math:`2 B r` takes the place of the first with fewer than
+15 nodes.
 
 Every sample extends its own rule until that is small enough; an interval that 31 nodes do not
 resolve is cut in two.
@@ -172,11 +173,10 @@ class Panels:
         middle, last = known[:, third : 2 * third].max(1), known[:, 2 * third :].max(1)
         fall = np.divide(last, middle, out=np.ones_like(last), where=middle > 0.0)
         fall = np.minimum(fall, 1.0)
-        if NODES[level] < SOUND:
-            return length * last, size
         less = first[:, : NODES[level - 1]] @ _WEIGHTS[level - 1]
         change = np.abs(first @ _WEIGHTS[level] - less)
-        return length * np.maximum(0.5 * last * fall**2, change * fall), size
+        bold = 0.5 * last * fall**2 if NODES[level] >= SOUND else 2.0 * last * fall
+        return length * np.maximum(bold, change * fall), size
 
 
 def integrate_along(
@@ -203,7 +203,7 @@ def integrate_along(
     def look(panels: Panels, nodes: np.ndarray) -> None:
         who, when = np.repeat(panels.rows, len(nodes)), panels.times(nodes).reshape(-1)
         found = []
-        for first in range(0, max(len(who), 1), share):
+        for first in range(0, len(who), share):
             some = slice(first, first + share)
             states = path.states(who[some], when[some])
             found.append(integrand(who[some], when[some], states).double())
@@ -215,7 +215,7 @@ def integrate_along(
     error = np.zeros(samples)
     for cut in range(CUTS + 1):
         for level in range(FIRST, len(NODES)):
-            if done and not len(waiting.rows):
+            if not len(waiting.rows):
                 break
             added = np.concatenate(_ADDED[: FIRST + 1]) if level == FIRST else _ADDED[level]
             look(waiting, added)

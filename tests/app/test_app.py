@@ -79,8 +79,11 @@ def test_an_answer_is_that_of_the_model(player: DemoSession) -> None:
     found = player.model.predict_proba(prepared, tolerance=1e-2)
     assert isinstance(found, torch.Tensor)
     np.testing.assert_allclose(list(answer.probabilities.values()), found[0].detach(), atol=1e-6)
-    likelihood = float(player.model.log_prob(prepared, tolerance=1e-2))
-    assert answer.words == f"log p(x) = {likelihood:.1f} nats" and answer.picture is None
+    likelihood, error = player.model.log_prob(prepared, tolerance=1e-2, error=True)
+    bound = float(error.total)
+    assert answer.words.startswith("log p(x) = ") and answer.picture is None
+    assert answer.words.endswith(f" ± {bound:.1g} nats")
+    assert float(answer.words.split()[3]) == pytest.approx(float(likelihood), abs=bound)
     assert len(answer.blocks) == len(player.model.blocks) and is_png(answer.seen)
 
 
