@@ -46,7 +46,8 @@ EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace in train
 BUDGET = 2e10  # operations that `auto` spends on the traces of one sample and block in evaluation
 USUAL = 15  # nodes of a quadrature, by which that is judged
 FEWEST = 8  # probes of a node in evaluation, at least
-LOOSER = 4.0  # than the tolerance of each coordinate: what a quadrature may err, in nats
+# what a quadrature may err, in tolerances of each coordinate; nodes of few coordinates are cheap
+LOOSER, TIGHTER = 3.0, 0.1
 FIXED = 2  # probes that are the same at all nodes
 AT_ONCE = 2**18  # numbers of states and tangents that are looked at in one call
 
@@ -238,7 +239,9 @@ class ContinuousBlock(Block):
         count = self.evaluation_probes(traversal.effort)
         traces = Traces(self, x, own, seeds, count)
         with torch.no_grad():
-            allowed = LOOSER * math.prod(self.shape) * tolerance.expand(len(x)).numpy()
+            size = math.prod(self.shape)
+            share = LOOSER if size > EXACT_UP_TO else TIGHTER
+            allowed = share * size * tolerance.expand(len(x)).numpy()
             kinks = getattr(self.field, "kinks", ())
             found = integrate_along(path, traces, allowed, breaks=kinks, share=traces.share)
         _, value, _, fixed = found.sums().to(x).unbind(1)

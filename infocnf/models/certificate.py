@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "Error"]
 
-SAFETY = 2.0  # times the change that halved steps make
-SPREAD = 0.05  # of the length of that change in the code, where its effect is small by chance
-MOVED = 4.0  # times the change that a moved state makes
+SAFETY = 4.0  # times the change that halved steps make
+SPREAD = 0.25  # of the length of that change in the code, where its effect is small by chance
+MOVED = 1.0  # times the change that a moved state makes
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Error:
 
     @property
     def total(self) -> Tensor:
-        """All of them together."""
-        return self.solver + self.quadrature + self.trace + self.rounding
+        """All of them together: errors of unrelated causes add up in squares."""
+        parts = torch.stack([self.solver, self.quadrature, self.trace, self.rounding])
+        return parts.square().sum(0).sqrt()
 
     def parts(self) -> dict[str, Tensor]:
         """By name, the total first."""
@@ -115,5 +116,5 @@ class Certificate:
             solver=solver * (order / (order - 1.0)),
             quadrature=torch.stack([d.quadrature for d in self.log_dets]).sum(0),
             trace=2.0 * torch.stack([d.variance for d in self.log_dets]).sum(0).sqrt(),
-            rounding=MOVED * (own - moved).abs() + eps * size,
+            rounding=MOVED * (own - moved).abs() + 0.5 * eps * size,
         )

@@ -215,7 +215,7 @@ def test_the_certificate_covers_the_true_error(trained: Path) -> None:
     assert loose["numerical_error_largest"] == pytest.approx(error.total.max() / nats)
     assert ((found - exact).abs() <= error.total).double().mean() >= 0.95
     parts = loose["numerical_error"]
-    assert parts["total"] == pytest.approx(sum(v for n, v in parts.items() if n != "total"))
+    assert 0.0 == parts["trace"] < parts["rounding"] < parts["solver"] < parts["total"]
     assert command(["evaluate", str(trained), "--learned-tolerances"]) == 0
     learned = json.loads((trained / "evaluation-learned-tolerances.json").read_text())
     assert learned["tolerance"] == pytest.approx([1e-2] * 3)
