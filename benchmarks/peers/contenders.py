@@ -20,7 +20,13 @@ __all__ = ["densities", "gradients", "relative_error", "rms_error"]
 
 
 def solved(
-    flow: nn.Module, x: Tensor, tolerance: float, *, warm: bool = False, **how: object
+    flow: nn.Module,
+    x: Tensor,
+    tolerance: float,
+    *,
+    warm: bool = False,
+    quadrature: bool = False,
+    **how: object,
 ) -> tuple[Tensor, Tensor, Traversal]:
     """Code and log-determinant of samples, and the account."""
     traversal = Traversal(
@@ -28,6 +34,7 @@ def solved(
         {"stepping": "shared", **how},
         seeds=combine_seeds(0, torch.arange(len(x))),
         warm=warm,
+        quadrature=quadrature,
     )
     return *flow(x, traversal), traversal
 
@@ -90,8 +97,9 @@ def peers(
 def densities(flow: nn.Module, x: Tensor, say: Callable[[str], None]) -> dict[str, Contender]:
     """Ways to a density of the same samples; adjoint and backpropagation are the same there."""
     made = {
-        "infocnf, individual steps": density(flow, x, stepping="individual"),
-        "infocnf, shared steps": density(flow, x),
+        "infocnf, individual steps": density(flow, x, stepping="individual", quadrature=True),
+        "infocnf, shared steps": density(flow, x, quadrature=True),
+        "infocnf, trace beside the state": density(flow, x, stepping="individual"),
     }
     for name, run in peers(flow, lambda other: density(other, x), say).items():
         if "backprop" in name or "zuko" in name:

@@ -36,8 +36,8 @@ class PartitionedModel(nn.Module, ABC):
     r"""A model whose code :math:`z = [z_y, z_u]` has a part that knows the labels.
 
     In training mode solves share their steps over the batch and have the tolerances of the training
-    policy; in evaluation mode each sample has its own steps, so that its answer does not depend on
-    its batch, and the evaluation tolerance.
+    policy; in evaluation mode each sample has its own steps, so that its answer depends on its
+    batch by rounding only, and the evaluation tolerance.
 
     Attributes:
         factors: Labels by name.

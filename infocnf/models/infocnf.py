@@ -41,8 +41,8 @@ class InfoCNF(PartitionedModel):
 
     In training mode solves share their steps over the batch, start with the step of the block's
     last solve, and draw probes at random. In evaluation mode each sample has its own steps from a
-    fresh start and its own fixed probes, so that its answer depends neither on its batch nor on
-    what was computed before.
+    fresh start, its own nodes for the trace and its own fixed probes, so that its answer does not
+    depend on what was computed before, and on its batch by rounding only.
 
     Arguments:
         shape: Shape of one sample: ``(features,)``, or ``(channels, height, width)`` with pixels in
@@ -57,7 +57,8 @@ class InfoCNF(PartitionedModel):
             what makes one of the shape of a block's state, such as its class.
         context: Size of the covariates ``c`` that the fields see beside the state, ``field(t, z,
             c)``; 0 for none.
-        trace: ``exact``, ``hutchinson``, or ``auto``: exact for blocks of up to 16 dimensions.
+        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact for blocks of up to 16
+            dimensions, in evaluation where its cost fits a budget.
         scales: Scales of a multiscale flow; as many as the size allows when None.
         blocks: Continuous blocks: of a flat flow, or before and after each squeeze of a multiscale
             one. Residual blocks on each side of a resolution of a U-Net, or of each width.
@@ -65,8 +66,8 @@ class InfoCNF(PartitionedModel):
         activation: ``softplus`` or ``tanh``, of flat and multiscale flows.
         time: ``concat`` or ``concat_squash``, for flat flows.
         alpha: Margin of the logit at the data end of image flows.
-        probes: Hutchinson's probes: ``rademacher`` or ``gaussian``.
-        probe_count: Number of probes.
+        probes: Hutchinson's probes in training: ``rademacher`` or ``gaussian``.
+        probe_count: Number of probes; see :class:`ContinuousBlock`.
         method: Method of the solver.
         training_method: Another adaptive method for training, where a low order at a loose
             tolerance is often the cheapest.

@@ -180,16 +180,16 @@ def first_step(
     with np.errstate(all="ignore"):
         d0, d1 = sizes(y[:controlled]), sizes(k[:controlled])
         guess = np.where((d0 < 1e-5) | (d1 < 1e-5), np.inf, 0.01 * d0 / d1).min(0)
-        guess = np.minimum(np.where(np.isfinite(guess), guess, 1e-6), abs(span))
+        # nothing moves: one may look further ahead, and the stages of a step look all along it
+        unknown = np.where((d1 < 1e-5).all(0), 0.01 * abs(span), 1e-6)
+        guess = np.minimum(np.where(np.isfinite(guess), guess, unknown), abs(span))
 
         ahead = evaluate(np.copysign(guess, span), y)
         bend = sizes(
             [new - old for new, old in zip(ahead[:controlled], k[:controlled], strict=True)]
         )
         largest = np.maximum(d1, bend / guess).max(0)
-        estimate = np.where(
-            largest <= 1e-15, np.maximum(1e-6, 1e-3 * guess), (0.01 / largest) ** (1.0 / order)
-        )
+        estimate = (0.01 / largest) ** (1.0 / order)
 
-    estimate = np.where(np.isfinite(estimate), estimate, guess)
+    estimate = np.where(np.isnan(estimate), guess, estimate)
     return np.minimum(np.minimum(100.0 * guess, estimate), abs(span))

@@ -14,10 +14,10 @@ by how fast the coefficients of the integrand in Legendre's polynomials fall, to
 middle third and :math:`B` that of the last third of the :math:`n` that it knows, a geometric fall
 by :math:`r = \min(1, B / A)` leaves there some :math:`B r^2`. With :math:`d` the last change,
 
-.. math:: \mathrm{error} \approx \max\big(\tfrac14 B\, r^2,\; d\, r\big) ,
+.. math:: \mathrm{error} \approx \max\big(\tfrac12 B\, r^2,\; d\, r\big)
 
-relative to the length of the interval, and less where the fall is steep, by :math:`\min(1, 10
-r)`; :math:`2 B r` takes the place of the first term for 7 nodes, the fewest that are judged.
+relative to the length of the interval. Of 7 nodes, the fewest that are judged, it is :math:`\max(2
+B, d)\, r`, and less where the fall is steep, by :math:`\min(1, 10\, r)^2`.
 
 Every sample extends its own rule until that is small enough; an interval that 31 nodes do not
 resolve is cut in two.
@@ -175,9 +175,10 @@ class Panels:
         fall = np.minimum(fall, 1.0)
         less = first[:, : NODES[level - 1]] @ _WEIGHTS[level - 1]
         change = np.abs(first @ _WEIGHTS[level] - less)
+        if NODES[level] >= SOUND:
+            return length * np.maximum(0.5 * last * fall**2, change * fall), size
         steep = np.minimum(10.0 * fall, 1.0) ** 2
-        left = last * steep * (0.25 * fall**2 if NODES[level] >= SOUND else 2.0 * fall)
-        return length * np.maximum(left, change * fall * steep), size
+        return length * fall * steep * np.maximum(2.0 * last, change), size
 
 
 def integrate_along(

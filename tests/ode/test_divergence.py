@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from infocnf.networks import ConvField, DenseField
 from infocnf.ode import solve
-from infocnf.ode.divergence import divergence, draw_probes, unit_probes
+from infocnf.ode.divergence import (
+    divergence,
+    draw_probes,
+    estimate_trace,
+    orthogonal_probes,
+    unit_probes,
+)
 from infocnf.random import sample_seeds
 
 
@@ -164,3 +170,49 @@ def test_probes_depend_on_the_sample_and_the_stream_only() -> None:
     assert not torch.equal(draw_probes(seeds, torch.zeros(5, 64), 1, stream=3), both)
     assert sample_seeds(torch.tensor([[1.0, 2.0]])) != sample_seeds(torch.tensor([[2.0, 1.0]]))
     assert len(seeds.unique()) == 5 and len(both.flatten(1).unique(dim=0)) == 5
+
+
+def test_orthogonal_probes_cancel_all_that_lies_between_colours() -> None:
+    z = torch.zeros(3, 2, 4, 4)
+    probes = orthogonal_probes(torch.arange(3), z, 8).flatten(3)  # 2 channels, tiles of 2x2
+    gram = torch.einsum("gkbi,gkbj->gbij", probes, probes) / 8
+    colour = torch.arange(2).view(2, 1, 1) * 4 + torch.arange(4).view(4, 1) % 2 * 2
+    colour = (colour + torch.arange(4) % 2).flatten()
+    same = (colour.unsqueeze(1) == colour).to(gram)
+    torch.testing.assert_close(gram.abs(), same.expand_as(gram))
+    assert not torch.equal(probes[0], probes[1]) and not torch.equal(
+        probes[0, :, 0], probes[0, :, 1]
+    )
+
+
+def test_as_many_orthogonal_probes_as_coordinates_give_the_trace_whatever_the_signs() -> None:
+    matrix = torch.randn(8, 8)
+    probes = orthogonal_probes(torch.arange(4), torch.zeros(4, 8), 8)
+    each = torch.einsum("gkbi,ij,gkbj->gb", probes, matrix, probes) / 8
+    torch.testing.assert_close(each, matrix.trace().expand(2, 4))
+
+
+def test_an_estimated_trace_is_unbiased_and_its_groups_tell_its_variance() -> None:
+    matrix = torch.randn(6, 6)
+    count = 20_000
+    z = torch.zeros(count, 6)
+    fixed = torch.ones(1, count, 6)
+    found = estimate_trace(
+        lambda t, z: z @ matrix.T, torch.zeros(count), z, fixed, torch.arange(count), 4
+    )
+    smooth, trace, half, own = found.unbind(1)
+    error = trace - matrix.trace()
+    assert abs(float(error.mean())) < 4.0 * float(error.std()) / count**0.5
+    assert float(half.square().mean()) == pytest.approx(float(error.square().mean()), rel=0.05)
+    torch.testing.assert_close(own, matrix.sum().expand(count))
+    torch.testing.assert_close(smooth, own)
+
+
+def test_an_exact_trace_also_has_that_of_the_fixed_probes() -> None:
+    matrix, z = torch.randn(5, 5), torch.randn(7, 5)
+    fixed = torch.randn(2, 7, 5)
+    found = estimate_trace(lambda t, z: z @ matrix.T, torch.zeros(7), z, fixed, None, 0)
+    expected = torch.einsum("fbi,ij,fbj->b", fixed, matrix, fixed) / 2
+    torch.testing.assert_close(found[:, 3], expected)
+    torch.testing.assert_close(found[:, :2], matrix.trace().expand(7, 2))
+    assert not found[:, 2].any()
