@@ -21,10 +21,10 @@ INTRODUCTION = """\
 Log-likelihood of 1,000 samples by flows trained by maximum likelihood: two blocks, in the plane
 (two half circles) and on 43 columns (handwritten digits by their principal components), with the
 exact trace: an estimate by one probe is off by nats for a sample, whatever its solver. Single
-precision. Error is the root mean square over samples, in nats, against a solve in double precision at
-1e-10; evaluations are means over samples, summed over blocks (ours by quadrature need a trace at some
-of them only). All contenders but two take steps that are shared by the batch, so
-that a sample's error depends on its neighbours; torchode's are individual but leave finished
+precision. Error is the root mean square over samples, in nats, against a solve in double precision
+at 1e-10; evaluations are means over samples, summed over blocks (ours by quadrature need a trace at
+some of them only). All contenders but ours and torchode's take steps that are shared by the batch,
+so that a sample's error depends on its neighbours; torchode's are individual but leave finished
 samples in the batch."""
 
 

@@ -429,7 +429,7 @@ def stats_of(choices: Sequence[Choice], evaluations: Tensor) -> FlowStats:
     solves = []
     for block, (choice, forward) in enumerate(zip(choices, evaluations, strict=True)):
         nothing = torch.zeros_like(forward)
-        account = Stats(forward, nothing, nothing, nothing)
+        account = Stats(forward, nothing, nothing, nothing, nothing)
         solution = Solution(nothing, nothing, nothing, account, 0.1)
         solves.append(BlockSolve(block, choice, solution))
     return FlowStats(tuple(solves))

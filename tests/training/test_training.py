@@ -254,8 +254,9 @@ def test_the_average_of_weights_is_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_test_examples_are_watched_and_never_used(tmp_path: Path) -> None:
-    alone = begin(tiny(), tmp_path / "alone")
-    run = begin(tiny("training.watch_test=48", "training.select=last"), tmp_path / "run")
+    exact = "model.trace=exact"  # evaluation takes more probes than the metrics of an epoch
+    alone = begin(tiny(exact), tmp_path / "alone")
+    run = begin(tiny(exact, "training.watch_test=48", "training.select=last"), tmp_path / "run")
     assert same_state(last(alone.folder), last(run.folder))
     row = rows(run.folder)[-1]
     driver = Driver(run.model(), run.preparation)
@@ -296,7 +297,7 @@ def test_a_gradient_that_cannot_be_solved_for_skips_its_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["model.gradient=adjoint", "model.max_steps=3", "objective.beta=1e6"]
-    settings += ["tolerance=1e-3", "model.training_method=dopri5", "training.epochs=1"]
+    settings += ["tolerance=1e-4", "model.training_method=dopri5", "training.epochs=1"]
     run = begin(tiny(*settings), tmp_path / "run")
     assert "the adjoint solve of 1 of 1 failed" in caplog.text
     assert rows(run.folder)[0]["steps_skipped"] == "2"
