@@ -241,7 +241,7 @@ class ContinuousBlock(Block):
         with torch.no_grad():
             size = math.prod(self.shape)
             share = LOOSER if size > EXACT_UP_TO else TIGHTER
-            allowed = share * size * tolerance.expand(len(x)).numpy()
+            allowed = share * size * tolerance.expand(len(x)).cpu().numpy()
             kinks = getattr(self.field, "kinks", ())
             found = integrate_along(path, traces, allowed, breaks=kinks, share=traces.share)
         _, value, _, fixed = found.sums().to(x).unbind(1)

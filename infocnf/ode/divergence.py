@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 PROBES = ("rademacher", "gaussian")
+AT_ONCE = 256  # unit vectors of an exact trace, which would not fit into memory all together
 
 
 def divergence(
@@ -193,12 +194,15 @@ def estimate_trace(
         context: What else the field needs.
     """
     if seeds is None:
-        units = unit_probes(z)
-        _, turned = products(field, t, z, units, *context)
-        trace = contract(turned, units, 1.0)
         flat = fixed.flatten(2)
-        own = torch.einsum("fbk,kbi,fbi->b", flat, turned.flatten(2), flat) / len(fixed)
-        return torch.stack([trace, trace, torch.zeros_like(trace), own], 1)
+        trace, own = z.new_zeros(2, len(z)).unbind(0)
+        numbers = torch.arange(flat.shape[2], device=z.device)
+        units = zip(unit_probes(z).split(AT_ONCE), numbers.split(AT_ONCE), strict=True)
+        for some, places in units:
+            _, turned = products(field, t, z, some, *context)
+            trace = trace + contract(turned, some, 1.0)
+            own = own + torch.einsum("fbk,kbi,fbi->b", flat[..., places], turned.flatten(2), flat)
+        return torch.stack([trace, trace, torch.zeros_like(trace), own / len(fixed)], 1)
     probes = fixed
     if count:
         probes = torch.cat([fixed, orthogonal_probes(seeds, z, count // 2).flatten(0, 1)])
