@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -70,10 +71,22 @@ def machine() -> str:
         except PackageNotFoundError:
             found.append(f"{package} not installed: skipped")
     return (
-        f"infocnf {__version__}, Python {platform.python_version()}, {', '.join(found)}; "
+        f"infocnf {__version__} ({commit()}), Python {platform.python_version()}, {', '.join(found)}; "
         f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}."
     )
+
+
+def commit() -> str:
+    """The commit that is measured, where there is one."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "no commit"
 
 
 def processor() -> str:
