@@ -71,7 +71,8 @@ def machine() -> str:
         except PackageNotFoundError:
             found.append(f"{package} not installed: skipped")
     return (
-        f"infocnf {__version__} ({commit()}), Python {platform.python_version()}, {', '.join(found)}; "
+        f"infocnf {__version__} ({commit()}), Python {platform.python_version()}, "
+        f"{', '.join(found)}; "
         f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}."
     )
