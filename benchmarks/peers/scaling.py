@@ -45,7 +45,8 @@ def by_samples(context: Context) -> str:
         bench = prepare(name, context.work, context.say)
         rows = torch.arange(counts[-1]) % len(bench.test)
         data = bench.test[rows]
-        runs = {str(n): density(bench.flow, data[:n], stepping="individual") for n in counts}
+        how = {"stepping": "individual", "quadrature": True}
+        runs = {str(n): density(bench.flow, data[:n], **how) for n in counts}
         found[name] = {int(n): got for n, got in timed(runs, context.rounds(3)).items()}
         context.say(f"{name} flow: {[round(s / n * 1e6) for n, (s, _) in found[name].items()]}")
     for n in counts:

@@ -221,7 +221,8 @@ def score(
         certificate = Certificate(model, x, code)
         bounds = certificate.error(labels)
         columns |= {f"error {name}": part.double() for name, part in bounds.parts().items()}
-        columns["error marginal"] = certificate.error({}).total.double() if labels else bounds.total
+        marginal = certificate.error({}) if labels else bounds
+        columns["error marginal"] = marginal.total.double()
     return columns
 
 

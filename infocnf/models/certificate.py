@@ -83,10 +83,14 @@ class Certificate:
         seeds: Tensor | None = None,
     ) -> None:
         if code.stats is None or any(solve.log_det is None for solve in code.stats.solves):
-            raise ValueError("errors are known in evaluation mode only: call eval() first")
+            raise ValueError(
+                "errors are known in evaluation mode only: call eval() first, and use "
+                "torch.no_grad() with gradient='backprop'"
+            )
         self.model, solves = model, code.stats.solves
         self.log_dets = [solve.log_det for solve in solves if solve.log_det is not None]
-        self.orders = min(block.solver.table.order for block in model.blocks)
+        # halved steps err 2**order times less
+        self.gain = 2.0 ** min(block.solver.table.order for block in model.blocks)
         again = {"context": context, "seeds": seeds, "again": solves}
         self.finer = model.encode(x, **again)  # type: ignore[arg-type]
         self.moved = model.encode(x, halves=False, **again)  # type: ignore[arg-type]
@@ -107,13 +111,12 @@ class Certificate:
         shift = model.code.merge(
             self.finer.supervised - code.supervised, self.finer.unsupervised - code.unsupervised
         ).norm(dim=1)
-        order = 2.0**self.orders
         solver = SAFETY * (own - finer).abs() + SPREAD * shift
-        size = self.plain.abs() + own.abs() + own.new_full((), float(model.dimensions))
+        size = self.plain.abs() + own.abs() + float(model.dimensions)
         size = size + torch.stack([d.size for d in self.log_dets]).sum(0)
         eps = torch.finfo(own.dtype).eps
         return Error(
-            solver=solver * (order / (order - 1.0)),
+            solver=solver * (self.gain / (self.gain - 1.0)),
             quadrature=torch.stack([d.quadrature for d in self.log_dets]).sum(0),
             trace=2.0 * torch.stack([d.variance for d in self.log_dets]).sum(0).sqrt(),
             rounding=MOVED * (own - moved).abs() + 0.5 * eps * size,

@@ -275,6 +275,7 @@ class InfoCNF(PartitionedModel):
         With several factors ``y`` is a dict; the density is averaged over the labels of those it
         leaves out. With ``error=True`` also a bound on its :class:`Error`, in evaluation mode.
         """
+        self.check_input(x)
         labels = self.labels(y, len(x))
         seeds = self.seeds(x, generator)
         code = self.encode(x, tolerance=tolerance, context=context, seeds=seeds)

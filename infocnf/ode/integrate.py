@@ -228,7 +228,6 @@ class Integrator:
             *np.zeros((2, count), np.int64),
         )
         self.all_proposed = not problem.adaptive
-        self.counts = None if problem.mesh is None else np.isfinite(problem.mesh).sum(1)
         self.work: Increments | None = None
         self.status = np.zeros(count, np.int64)
         self.evaluations = 0  # of every sample still on its way: all are attempted together
@@ -293,12 +292,13 @@ class Integrator:
         """Try one step of every sample."""
         problem, table, active = self.problem, self.problem.table, self.active
         remaining = np.abs(problem.end - active.t)
-        if problem.mesh is None or self.counts is None:
+        if problem.mesh is None:
             size = self.controller.fit(active.h, remaining)
             last = size == remaining
         else:
-            last = active.accepted == self.counts[active.index] - 1
-            size = np.where(last, remaining, problem.mesh[active.index, active.accepted])
+            mesh = problem.mesh[active.index]
+            last = active.accepted == np.isfinite(mesh).sum(1) - 1
+            size = np.where(last, remaining, mesh[np.arange(len(mesh)), active.accepted])
 
         h = np.copysign(size, problem.span)
         first = self.k if self.k is not None else self.evaluate(np.zeros_like(h), self.y)

@@ -196,7 +196,7 @@ def headline(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
         ("bits per dimension, labels given", evaluation["bits_per_dim"], "{:.3f}"),
         ("bits per dimension, over all labels", evaluation["bits_per_dim_marginal"], "{:.3f}"),
         ("numerical error, bits/dim", evaluation["numerical_error_bits_per_dim"], "{:.1e}"),
-        ("the same of one example, nats", parts.get("total"), "{:.1g}"),
+        ("bound on the error of log p, nats", parts.get("total"), "{:.1g}"),
         ("field evaluations per example", evaluation["nfe_forward"], "{:.0f}"),
         ("calibration error", read["calibration_error"], "{:.3f}"),
     ]

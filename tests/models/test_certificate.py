@@ -178,6 +178,12 @@ def test_errors_are_known_in_evaluation_only() -> None:
         InfoCNF((2,), hidden=(4,)).train().log_prob(torch.randn(3, 2), error=True)
 
 
+def test_samples_of_another_type_are_refused_by_name() -> None:
+    model = InfoCNF((1, 8, 8), hidden=(4,)).eval()
+    with pytest.raises(ValueError, match=r"samples are torch.uint8 but the model is"):
+        model.log_prob(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+
+
 def counts(model: InfoCNF, x: Tensor, tolerance: float) -> tuple[int, int]:
     """Most evaluations and products that a sample took."""
     with torch.no_grad():
