@@ -2,8 +2,8 @@
 held-out samples of five models with exact ones, and writes ``docs/results/certificate.md``.
 
 Two models need a run of their own, made by ``infocnf train digits-likelihood --out
-runs/digits-likelihood``
-and ``infocnf train mnist-matching --out runs/mnist``; ``--only`` leaves them out.
+runs/digits-likelihood`` and ``infocnf train mnist-matching --out runs/mnist``; ``--only`` leaves
+them out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ LARGE = {"MNIST, by matching": (1e-3,)}  # tolerances, where a sample takes seco
 
 HEAD = """# Do certificates hold?
 
-Made by `python -m benchmarks.certificate`. Held-out samples of five models: their log p(x | y) with
-its stated bound, in the precision of the model, against a solve in double precision with the exact
-trace at 1e-10 (digits at 1e-8; MNIST in single precision at 1e-4). *Covered* is the share of
-samples whose true error is below the bound (asked: 95 %), the ratio that of the medians of bound and
-true error (asked: at most 10). The parts are medians, in nats. *Batches* is the share of samples whose log p changes by
-no more than its bound when it is computed alone, among seven, and with one thread instead of two.
+Made by `python -m benchmarks.certificate`. Held-out samples of five models: their log p(x | y)
+with its stated bound, in the precision of the model, against a solve in double precision with the
+exact trace at 1e-10 (digits at 1e-8; MNIST in single precision at 1e-4). *Covered* is the share
+of samples whose true error is below the bound (asked: 95 %), the ratio that of the medians of
+bound and true error (asked: at most 10). The parts are medians, in nats. *Batches* is the share
+of samples whose log p changes by no more than its bound when it is computed alone, among seven,
+and with one thread instead of two.
 """
 COLUMNS = (
     "| model | tolerance | true error | bound | covered | ratio | solver | quadrature | trace "
