@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from infocnf.ode.context import SolveContext, Step
 from infocnf.ode.controller import State
 from infocnf.ode.gradients import Pull, put_rows, rows_of, unhooked
-from infocnf.ode.integrate import Integrator, SolveContext, Step
+from infocnf.ode.integrate import integrate
 from infocnf.ode.solve import Solution, SolverOptions, account, prepare
 from infocnf.ode.step import Layout
 
@@ -121,7 +122,7 @@ class Path:
             powers = torch.mm(weights, increments).view(len(weights), count, width)
             pieces.append(torch.cat([before.view(1, count, width), powers]).transpose(0, 1))
 
-        final = job.finish(Integrator(job, (state,), context, listen).run(), (state,))
+        final = job.finish(integrate(job, (state,), context, listen), (state,))
         self.solution = account(job, final[0])
         self.rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         self.t, self.h = (
@@ -291,7 +292,7 @@ class Readings:
             if keep:
                 trail.append((step, before, increments[:keep].clone(), numbers, rows, weighting))
 
-        final = job.finish(Integrator(job, y, context, listen).run(), y)
+        final = job.finish(integrate(job, y, context, listen), y)
         return whole, final[0], trail
 
     def begin(self, state: Tensor, whole: Tensor) -> None:

@@ -38,8 +38,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from infocnf.ode.context import Result, SolveContext, Status, Step
 from infocnf.ode.controller import Array, State
-from infocnf.ode.integrate import Integrator, Result, SolveContext, Status, Step
+from infocnf.ode.integrate import integrate
 from infocnf.ode.step import Field, Increments, Layout, add_rows, stage_times
 
 __all__ = ["AdjointError", "Pull", "differentiable", "put_rows", "rows_of", "unhooked"]
@@ -190,7 +191,7 @@ class _Checkpoint(torch.autograd.Function):
         def remember(step: Step, before: Tensor, increments: Tensor, _: State) -> None:
             trail.append((step, before, increments[:needed].clone()))
 
-        final = job.finish(Integrator(job, y, context, remember).run(), y)
+        final = job.finish(integrate(job, y, context, remember), y)
         ctx.job, ctx.steps, ctx.layout = job, [step for step, *_ in trail], Layout(y)
         # saved the regular way, so that autograd frees them after use and refuses tensors that were
         # changed in place meanwhile
@@ -226,7 +227,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: SolveContext, *tensors: Tensor) -> State:  # noqa: ANN401
         y, context, _ = job.split(tensors)
-        final = job.finish(Integrator(job, y, context).run(), y)
+        final = job.finish(integrate(job, y, context), y)
         ctx.job = job
         ctx.save_for_backward(*tensors[job.parts :], *final)
         return final
@@ -343,7 +344,7 @@ class AdjointSystem:
         state = self.pack(rows_of(final, rows), rows_of(cotangents, rows), gradients)
         self.layout = Layout(state)
         listener = self.integrate if job.individual and self.parameters else None
-        result = Integrator(backward, state, context, listener).run()
+        result = integrate(backward, state, context, listener)
         self.job.count(rows, torch.from_numpy(result.evaluations))
         check_adjoint(result)
 

@@ -1,25 +1,23 @@
-"""The loop of the solver: attempt a step, judge it, move the samples that may move, retire those
-that are done.
+"""The loop of the solver: attempt a step, judge it, move what may move.
 
-A sample is *active* until it arrives or fails; then it leaves the working batch, so that the cost
-is the sum of what each sample needs. Under individual stepping every sample has a time, a step and
-a tolerance of its own. Under shared stepping the whole batch counts as one sample: arrays of shape
-``(samples,)`` have one entry.
+Under *shared* stepping the batch moves as one: one time, one step, one ratio of error to tolerance,
+which are plain numbers. Under *individual* stepping every sample has a time, a step and a tolerance
+of its own, in arrays of shape ``(samples,)``; a sample is *active* until it arrives or fails, then it
+leaves the working batch, so that the cost is the sum of what each sample needs.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
 from functools import reduce
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from infocnf.ode.context import Counts, Listener, Result, SolveContext, Status, Step
 from infocnf.ode.controller import (
     Array,
     Controller,
@@ -27,147 +25,219 @@ from infocnf.ode.controller import (
     State,
     finite,
     first_step,
-    peaks,
     relative,
     squares,
     to_host,
 )
-from infocnf.ode.step import Field, Increments, Layout, stage_times, take_step
-from infocnf.ode.tableaus import Tableau
+from infocnf.ode.step import Increments, Layout, stage_times, take_step
 
-__all__ = [
-    "Counts",
-    "Integrator",
-    "Listener",
-    "Result",
-    "SolveContext",
-    "SolverState",
-    "Status",
-    "Step",
-]
+__all__ = ["integrate", "integrate_in_shares"]
 
-Counts = NDArray[np.int64]
 SHARE = 2**16  # numbers of a state that are solved at a time where nothing is differentiated
 
 
-class Status(IntEnum):
-    """How a solve ended."""
+class Integrator(ABC):
+    """One solve under way; :meth:`run` finishes it."""
 
-    DONE = 0
-    STEP_TOO_SMALL = 1
-    TOO_MANY_STEPS = 2
-    NOT_FINITE = 3
+    def __init__(
+        self, problem: SolveContext, y: State, context: State, listener: Listener | None = None
+    ) -> None:
+        self.problem, self.listener, self.context = problem, listener, context
+        self.controller = Controller(problem.table.order)
+        scale = max(abs(problem.start), abs(problem.end))
+        self.smallest = 4.0 * torch.finfo(y[0].dtype).eps * scale
 
-    @property
-    def advice(self) -> str:
-        """What happened and what to try, in one sentence."""
-        return _ADVICE[self]
+        self.layout = Layout(y)
+        self.place(self.layout.flatten(y))
+        self.k: State | None = None  # slopes at the current state, where known
+        self.work: Increments | None = None
+        self.evaluations = 0  # of every sample still on its way: all are attempted together
 
+    @abstractmethod
+    def run(self) -> Result:
+        """Take all samples to their ends."""
 
-_ADVICE = {
-    Status.DONE: "the end was reached",
-    Status.STEP_TOO_SMALL: "the step fell below the resolution of the floating-point type: "
-    "the solution blows up or the tolerance is too tight; loosen it, "
-    "solve in float64 or regularise the field",
-    Status.TOO_MANY_STEPS: "the budget of steps is spent: the field is too stiff; "
-    "raise max_steps, loosen the tolerance or regularise the field",
-    Status.NOT_FINITE: "the field or the state is not finite: check the input for NaN, "
-    "lower the learning rate or clip the gradient",
-}
+    def place(self, flat: Tensor, size: Tensor | None = None) -> None:
+        """Put the working batch somewhere; ``size`` is the absolute value, where known."""
+        self.flat, self.y, self.size = flat, self.layout.parts(flat), size
 
+    def take(self, t: Array, h: Array, first: State) -> tuple[Tensor, State]:
+        """A step of the working batch: where it arrives, and the last slopes."""
+        problem, table = self.problem, self.problem.table
+        if self.work is None:
+            graph = torch.is_grad_enabled()
+            self.work = Increments(self.layout, table.stages, self.flat, graph)
+        times, scales = stage_times(table, t, h, self.layout, self.y[0], problem.individual)
+        self.evaluations += table.stages - 1
+        return take_step(
+            problem.field_of, table, times, scales, self.flat, first, self.context, self.work
+        )
 
-@dataclass
-class SolveContext:
-    """One solve: what is solved and how, and what it took.
+    @abstractmethod
+    def evaluate(self, h: Array, y: State) -> State:
+        """Slopes at ``y`` a step ``h`` from the current times, counted."""
 
-    Arguments:
-        field: The field in normal form.
-        table: The Runge-Kutta method.
-        start: Initial time.
-        end: Final time; before ``start`` for a backward solve.
-        tolerance: ``(samples,)``.
-        individual: Whether each sample has steps of its own.
-        controlled: Number of leading parts of the state in the error norm; the others are auxiliary
-            integrals.
-        max_steps: Attempts after which a sample is given up.
-        mesh: Steps that are given, unsigned, ``(samples, most steps)`` with NaN after the last of a
-            sample; None where they are chosen by an estimate of their error.
-        first: First steps to try ``(samples,)``, unsigned, or None to estimate them.
-        drift: The field without the slopes of the integrals, for stages that have no weight.
-        parts: Number of tensors of the state; the tensors of an autograd function are these, those
-            of the context, and the parameters.
-        contexts: Number of tensors of the context.
-        backward: Evaluations of the backward pass by sample, filled in by it.
-        result: Where the forward solve arrived, without the state.
-    """
+    def first_step(self, tolerance: Array) -> Array:
+        """First steps by an estimate."""
+        problem = self.problem
+        assert self.k is not None
+        return first_step(
+            self.evaluate,
+            self.y,
+            self.k,
+            tolerance,
+            problem.span,
+            problem.table.order,
+            problem.individual,
+            problem.controlled,
+        )
 
-    field: Field
-    table: Tableau
-    start: float
-    end: float
-    tolerance: Array
-    individual: bool
-    controlled: int
-    max_steps: int
-    mesh: Array | None = None
-    first: Array | None = None
-    drift: Field | None = None
-    parts: int = 1
-    contexts: int = 0
-    backward: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
-    result: Result | None = None
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether steps are chosen by an estimate of their error."""
-        return self.mesh is None
-
-    def field_of(self, stage: int) -> Field:
-        """The field as a stage of a step needs it."""
-        if self.drift is not None and self.table.silent[stage]:
-            return self.drift
-        return self.field
-
-    @property
-    def span(self) -> float:
-        """Signed length of the interval."""
-        return self.end - self.start
-
-    def split(self, tensors: Sequence[Tensor]) -> tuple[State, State, State]:
-        """State, context and parameters."""
-        first, second = self.parts, self.parts + self.contexts
-        return tuple(tensors[:first]), tuple(tensors[first:second]), tuple(tensors[second:])
-
-    def finish(self, result: Result, y: State = ()) -> State:
-        """Take note of a result and return its state.
-
-        The state is not kept: it will refer to the autograd node, which refers to this context, and
-        memory would wait for the garbage collector. A solve of no length returns its own input;
-        autograd wants a copy.
+    def errors(self, size: Tensor) -> list[Tensor]:
+        """Sums of squares of the relative error of each controlled part, for a result of absolute
+        value ``size``.
         """
-        self.result = replace(result, state=())
-        return tuple(s.clone() if any(s is part for part in y) else s for s in result.state)
+        assert self.work is not None
+        before = self.flat.detach().abs() if self.size is None else self.size
+        scaled = relative(self.work.sum(self.problem.table.e), before, size)
+        parts = self.layout.parts(scaled)[: self.problem.controlled]
+        return squares(parts, self.problem.individual)
 
-    def count(self, rows: Tensor | None, evaluations: int | Tensor) -> None:
-        """Book evaluations of the backward pass."""
-        self.backward[slice(None) if rows is None else rows] += evaluations
-
-
-@dataclass(frozen=True)
-class Step:
-    """One accepted step: ``rows`` are the samples it moved (None: all), ``t`` and ``h`` their times
-    and steps.
-    """
-
-    rows: Tensor | None
-    t: Array
-    h: Array
+    def watched(self, last: bool) -> bool:
+        """Whether a result is to be looked at for numbers that are not finite: an error that is
+        finite tells it of all steps but the last, whose result may overflow, unless there are parts
+        that it does not see.
+        """
+        problem = self.problem
+        return last or not problem.adaptive or problem.controlled < problem.parts
 
 
-Listener = Callable[[Step, Tensor, Tensor, State], None]
-"""Hears of accepted steps: step, flat state before it ``(N,)``, increments of its stages ``(stages,
-N)``, which are valid during the call only, and context; all of the rows that it moved.
-"""
+class SharedIntegrator(Integrator):
+    """The batch as one."""
+
+    def __init__(
+        self, problem: SolveContext, y: State, context: State, listener: Listener | None = None
+    ) -> None:
+        super().__init__(problem, y, context, listener)
+        self.t, self.h = problem.start, abs(problem.span)
+        self.tolerance = float(problem.tolerance[0])
+        self.previous, self.stumbled, self.proposal = 1.0, False, math.nan
+        self.accepted = self.rejected = 0
+
+    def run(self) -> Result:
+        problem, status = self.problem, None
+        if problem.span == 0.0 or not len(self.flat):
+            status = Status.DONE
+        elif problem.adaptive:
+            status = self.begin()
+        while status is None:
+            status = self.attempt()
+
+        # half an answer is never taken for one
+        state = self.y
+        if status != Status.DONE:
+            state = tuple(torch.full_like(part, torch.nan) for part in state)
+        return Result(
+            state,
+            np.array([self.t]),
+            *(
+                np.array([n], np.int64)
+                for n in (status, self.evaluations, self.accepted, self.rejected)
+            ),
+            proposal=np.array([self.proposal]),
+        )
+
+    def evaluate(self, h: Array, y: State) -> State:
+        self.evaluations += 1
+        t = torch.tensor(self.t + float(h[0]), dtype=y[0].dtype, device=y[0].device)
+        return self.problem.field(t, y, self.context)
+
+    def begin(self) -> Status | None:
+        """First slopes and first step."""
+        problem = self.problem
+        self.k = self.evaluate(np.zeros(1), self.y)
+        with torch.no_grad():
+            if not finite((*self.y, *self.k), individual=False).all():
+                return Status.NOT_FINITE
+            if problem.first is not None:
+                h = min(float(problem.first[0]), abs(problem.span))
+            else:
+                h = float(self.first_step(problem.tolerance)[0])
+        self.h = max(h, 2.0 * self.smallest)
+        return None
+
+    def attempt(self) -> Status | None:
+        """Try one step; how the solve ended, where it did."""
+        problem, table = self.problem, self.problem.table
+        remaining = abs(problem.end - self.t)
+        if problem.mesh is None:
+            size = float(self.controller.fit(self.h, remaining))
+            last = size == remaining
+        else:
+            last = self.accepted == problem.mesh.shape[1] - 1
+            size = remaining if last else float(problem.mesh[0, self.accepted])
+        t, h = np.array([self.t]), np.array([math.copysign(size, problem.span)])
+        first = self.k if self.k is not None else self.evaluate(np.zeros(1), self.y)
+        after, slopes = self.take(t, h, first)
+        ratio, magnitude = self.judge(after, last)
+
+        accept = ratio <= 1.0
+        if accept:
+            if self.listener is not None:
+                assert self.work is not None
+                self.listener(Step(None, t, h), self.flat, self.work.matrix, self.context)
+            self.place(after, magnitude)
+            self.t = problem.end if last else self.t + float(h[0])
+        # without reuse also after a rejection, as under individual stepping
+        self.k = None if not table.fsal else slopes if accept else first
+        return self.adapt(accept, size, ratio, last)
+
+    def judge(self, after: Tensor, last: bool) -> tuple[float, Tensor]:
+        """Ratio of error to tolerance, NaN where the result is not finite, zero for a finite result
+        of a method without error estimate; and the absolute value of the result.
+        """
+        size, layout = after.detach().abs(), self.layout
+        ratio = 0.0
+        if self.problem.adaptive:
+            sums = [total.item() for total in self.errors(size)]
+            means = (total / max(n, 1) for total, n in zip(sums, layout.sizes, strict=False))
+            ratio = (
+                math.sqrt(max(means)) / self.tolerance
+                if all(map(math.isfinite, sums))
+                else math.nan
+            )
+        if self.watched(last) and not math.isfinite(size.amax().item()):
+            ratio = math.nan
+        return ratio, size
+
+    def adapt(self, accept: bool, size: float, ratio: float, last: bool) -> Status | None:
+        """Book the attempt and choose the next step."""
+        problem, control = self.problem, self.controller
+        self.accepted += accept
+        self.rejected += not accept
+        if accept and last:
+            self.note_proposal(size, ratio)
+            return Status.DONE
+        cause = Status.STEP_TOO_SMALL if math.isfinite(ratio) else Status.NOT_FINITE
+        if not problem.adaptive:
+            return None if accept else cause
+
+        if accept:
+            self.note_proposal(size, ratio)
+            growth = float(control.factor(ratio, self.previous))
+            self.h = size * (min(growth, 1.0) if self.stumbled else growth)
+            self.previous = max(ratio, 1e-4)
+        else:
+            self.h = size * float(control.elementary(ratio))
+        self.stumbled = not accept
+        if self.h < self.smallest:
+            return cause
+        spent = self.accepted + self.rejected >= problem.max_steps
+        return Status.TOO_MANY_STEPS if spent else None
+
+    def note_proposal(self, size: float, ratio: float) -> None:
+        """The first step that came off tells what the next similar solve should try."""
+        if self.problem.adaptive and math.isnan(self.proposal):
+            self.proposal = size * float(self.controller.elementary(ratio))
 
 
 @dataclass
@@ -189,34 +259,14 @@ class SolverState:
         return SolverState(*(getattr(self, f.name)[stay] for f in fields(self)))
 
 
-@dataclass(frozen=True)
-class Result:
-    """Where each sample ended and what it took."""
-
-    state: State
-    time: Array
-    status: Counts
-    evaluations: Counts
-    accepted: Counts
-    rejected: Counts
-    proposal: Array  # first step that the next similar solve should try
-
-
-class Integrator:
-    """One solve under way; :meth:`run` finishes it."""
+class IndividualIntegrator(Integrator):
+    """Each sample on its own."""
 
     def __init__(
         self, problem: SolveContext, y: State, context: State, listener: Listener | None = None
     ) -> None:
-        count = len(y[0]) if problem.individual else 1
-        self.problem, self.listener, self.context = problem, listener, context
-        self.controller = Controller(problem.table.order)
-        scale = max(abs(problem.start), abs(problem.end))
-        self.smallest = 4.0 * torch.finfo(y[0].dtype).eps * scale
-
-        self.layout = Layout(y)
-        self.place(self.layout.flatten(y))
-        self.k: State | None = None
+        super().__init__(problem, y, context, listener)
+        count = len(y[0])
         self.active = SolverState(
             np.arange(count),
             np.full(count, problem.start),
@@ -228,17 +278,10 @@ class Integrator:
             *np.zeros((2, count), np.int64),
         )
         self.all_proposed = not problem.adaptive
-        self.work: Increments | None = None
         self.status = np.zeros(count, np.int64)
-        self.evaluations = 0  # of every sample still on its way: all are attempted together
         self.retired: list[tuple[SolverState, int, State]] = []
 
-    def place(self, flat: Tensor, size: Tensor | None = None) -> None:
-        """Put the working batch somewhere; ``size`` is the absolute value, where known."""
-        self.flat, self.y, self.size = flat, self.layout.parts(flat), size
-
     def run(self) -> Result:
-        """Take all samples to their ends."""
         if self.problem.span == 0.0 or not len(self.flat):
             self.retire(np.ones(len(self.active.t), bool))
         elif self.problem.adaptive:
@@ -249,20 +292,17 @@ class Integrator:
         return self.collect()
 
     def evaluate(self, h: Array, y: State) -> State:
-        """Slopes at ``y`` a step ``h`` from the current times, counted."""
-        times = self.active.t + h
-        t = torch.from_numpy(times) if self.problem.individual else torch.tensor(times[0])
         self.evaluations += 1
-
+        t = torch.from_numpy(self.active.t + h)
         return self.problem.field(t.to(y[0]), y, self.context)
 
     def begin(self) -> None:
         """First slopes and first steps; samples that start at a non-finite value end here."""
-        problem, count = self.problem, self.problem.controlled
+        problem = self.problem
         self.k = self.evaluate(np.zeros_like(self.active.t), self.y)
 
         with torch.no_grad():
-            broken = ~finite((*self.y, *self.k), problem.individual)
+            broken = ~finite((*self.y, *self.k), individual=True)
         if broken.any():
             self.status[self.active.index[broken]] = Status.NOT_FINITE
             self.retire(broken)
@@ -276,21 +316,12 @@ class Integrator:
             h = np.minimum(problem.first[self.active.index], abs(problem.span))
         else:
             with torch.no_grad():
-                h = first_step(
-                    self.evaluate,
-                    self.y,
-                    self.k,
-                    self.active.tolerance,
-                    problem.span,
-                    problem.table.order,
-                    problem.individual,
-                    count,
-                )
+                h = self.first_step(self.active.tolerance)
         self.active.h = np.maximum(h, 2.0 * self.smallest)
 
     def attempt(self) -> None:
         """Try one step of every sample."""
-        problem, table, active = self.problem, self.problem.table, self.active
+        problem, active = self.problem, self.active
         remaining = np.abs(problem.end - active.t)
         if problem.mesh is None:
             size = self.controller.fit(active.h, remaining)
@@ -302,16 +333,9 @@ class Integrator:
 
         h = np.copysign(size, problem.span)
         first = self.k if self.k is not None else self.evaluate(np.zeros_like(h), self.y)
-        if self.work is None:
-            graph = torch.is_grad_enabled()
-            self.work = Increments(self.layout, table.stages, self.flat, graph)
-        times, scales = stage_times(table, active.t, h, self.layout, self.y[0], problem.individual)
-        after, slopes = take_step(
-            problem.field_of, table, times, scales, self.flat, first, self.context, self.work
-        )
-        self.evaluations += table.stages - 1
+        after, slopes = self.take(active.t, h, first)
 
-        ratio, magnitude = self.judge(after)
+        ratio, magnitude = self.judge(after, last)
         accept, idle = ratio <= 1.0, None
         if torch.is_grad_enabled() and not np.isfinite(ratio).all():
             # the graph of a broken sample would turn the gradients of all into NaN: the others try
@@ -319,36 +343,25 @@ class Integrator:
             idle = np.isfinite(ratio)
             accept[:] = False
         self.move(accept, h, after, magnitude, first, slopes)
-        if not table.fsal:
+        if not problem.table.fsal:
             # also after a rejection: kept, a sample's cost would depend on its neighbours' luck
             self.k = None
         self.adapt(accept, idle, size, ratio, last)
 
-    def judge(self, after: Tensor) -> tuple[Array, Tensor]:
-        """Ratio of error to tolerance, NaN where the result is not finite, zero for a finite result
-        of a method without error estimate; and the absolute value of the result.
-        """
-        problem, layout, individual = self.problem, self.layout, self.problem.individual
-        sums: list[Tensor] = []
-        size = after.detach().abs()
-        if problem.adaptive:
-            assert self.work is not None
-            before = self.flat.detach().abs() if self.size is None else self.size
-            scaled = relative(self.work.sum(problem.table.e), before, size)
-            sums = squares(layout.parts(scaled)[: problem.controlled], individual)
-        largest = peaks(layout.parts(size) if individual else [size], individual)
-        numbers = to_host([*sums, *largest])  # all that leaves the device
-
-        samples = numbers.shape[1]
-        means = [
-            total * (samples / max(count, 1))
-            for total, count in zip(numbers[: len(sums)], layout.sizes, strict=False)
-        ]
-        worst = reduce(np.maximum, means) if means else np.zeros(samples)
-        ratio = np.sqrt(worst) / self.active.tolerance
-        sound = np.isfinite(numbers)
-        if not sound.all():
-            ratio[~sound.all(0)] = np.nan
+    def judge(self, after: Tensor, last: Flags) -> tuple[Array, Tensor]:
+        """Ratios of error to tolerance, as of :class:`SharedIntegrator`."""
+        size, samples = after.detach().abs(), len(last)
+        ratio = np.zeros(samples)
+        if self.problem.adaptive:
+            sums = to_host(self.errors(size))
+            sizes = [n // samples for n in self.layout.sizes]
+            means = [total / max(n, 1) for total, n in zip(sums, sizes, strict=False)]
+            worst = reduce(np.maximum, means)  # NaN comes through
+            with np.errstate(invalid="ignore"):
+                ratio = np.sqrt(worst) / self.active.tolerance
+            ratio[~np.isfinite(worst)] = np.nan
+        if self.watched(bool(last.any())):
+            ratio[~finite(self.layout.parts(size), individual=True)] = np.nan
         return ratio, size
 
     def move(
@@ -366,28 +379,28 @@ class Integrator:
         self.k = first
         if not accept.any():
             return
-        active, everyone = self.active, bool(accept.all())
-        chosen = None
-        if not everyone:
-            chosen = torch.from_numpy(np.flatnonzero(accept)).to(after.device)
-
+        everyone = bool(accept.all())
         if self.listener is not None:
-            assert self.work is not None
-            before, increments = self.flat, self.work.matrix
-            context = self.context
-            if chosen is not None:
-                before, increments = (self.layout.select(f, chosen) for f in (before, increments))
-                context = tuple(part[chosen] for part in context)
-            rows = torch.from_numpy(active.index[accept]) if self.problem.individual else None
-            self.listener(Step(rows, active.t[accept], h[accept]), before, increments, context)
-
-        if chosen is None:
+            self.tell(accept, h, everyone)
+        if everyone:
             self.place(after, size)
             self.k = slopes
         else:
-            moved = replace_rows(self.y, chosen, self.layout.parts(after))
-            self.place(self.layout.flatten(moved))
-            self.k = replace_rows(first, chosen, slopes)
+            moved = torch.from_numpy(accept).to(after.device)
+            self.place(self.layout.flatten(choose(moved, self.layout.parts(after), self.y)))
+            self.k = choose(moved, slopes, first)
+
+    def tell(self, accept: Flags, h: Array, everyone: bool) -> None:
+        """The listener of the steps that were accepted."""
+        assert self.work is not None and self.listener is not None
+        before, increments, context = self.flat, self.work.matrix, self.context
+        if not everyone:
+            chosen = torch.from_numpy(np.flatnonzero(accept)).to(before.device)
+            before, increments = (self.layout.select(f, chosen) for f in (before, increments))
+            context = tuple(part[chosen] for part in context)
+        rows = torch.from_numpy(self.active.index[accept])
+        step = Step(rows, self.active.t[accept], h[accept])
+        self.listener(step, before, increments, context)
 
     def adapt(
         self, accept: Flags, idle: Flags | None, size: Array, ratio: Array, last: Flags
@@ -466,9 +479,7 @@ class Integrator:
             parts = zip(*(state for *_, state in self.retired), strict=True)
             places = torch.from_numpy(order)
             state = tuple(torch.cat(pieces)[places.to(pieces[0].device)] for pieces in parts)
-        if len(failed) and not self.problem.individual:
-            state = tuple(torch.full_like(part, torch.nan) for part in state)
-        elif len(failed):
+        if len(failed):
             rows = torch.from_numpy(failed)
             state = tuple(part.index_fill(0, rows.to(part.device), torch.nan) for part in state)
 
@@ -483,32 +494,43 @@ class Integrator:
         )
 
 
-def replace_rows(state: State, rows: Tensor, by: State) -> State:
-    """The state with some rows taken from another one."""
-    return tuple(part.index_copy(0, rows, new[rows]) for part, new in zip(state, by, strict=True))
+def choose(rows: Tensor, one: State, other: State) -> State:
+    """Some rows of one state, and the rest of another; ``rows`` are flags ``(samples,)``."""
+    return tuple(
+        torch.where(rows.view(-1, *[1] * (a.ndim - 1)), a, b)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
-def integrate(context: SolveContext, y: State, tensors: State, in_shares: bool) -> Result:
-    """All samples at their ends; where nothing is differentiated, samples with steps of their own
-    are solved in shares of a size that caches hold. No answer depends on its neighbours.
+def integrate(
+    problem: SolveContext, y: State, context: State, listener: Listener | None = None
+) -> Result:
+    """All samples at their ends."""
+    kind = IndividualIntegrator if problem.individual else SharedIntegrator
+    return kind(problem, y, context, listener).run()
+
+
+def integrate_in_shares(problem: SolveContext, y: State, context: State) -> Result:
+    """The same where nothing is differentiated: samples with steps of their own are solved in
+    shares of a size that caches hold. No answer depends on its neighbours.
     """
     samples = len(y[0]) if y[0].ndim else 1
     numbers = sum(part.numel() for part in y) // max(samples, 1)
     size = max(SHARE // max(numbers, 1), 1)
-    if not (in_shares and context.individual) or samples <= size:
-        return Integrator(context, y, tensors).run()
+    if not problem.individual or samples <= size:
+        return integrate(problem, y, context)
 
     results = []
     for start in range(0, samples, size):
         rows = slice(start, start + size)
         share = replace(
-            context,
-            tolerance=context.tolerance[rows],
-            first=None if context.first is None else context.first[rows],
-            mesh=None if context.mesh is None else context.mesh[rows],
+            problem,
+            tolerance=problem.tolerance[rows],
+            first=None if problem.first is None else problem.first[rows],
+            mesh=None if problem.mesh is None else problem.mesh[rows],
         )
-        own, given = (tuple(part[rows] for part in group) for group in (y, tensors))
-        results.append(Integrator(share, own, given).run())
+        own, given = (tuple(part[rows] for part in group) for group in (y, context))
+        results.append(integrate(share, own, given))
     state = tuple(torch.cat(parts) for parts in zip(*(r.state for r in results), strict=True))
     counts = (f.name for f in fields(Result) if f.name != "state")
     return Result(state, *(np.concatenate([getattr(r, n) for r in results]) for n in counts))

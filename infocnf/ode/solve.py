@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from infocnf.ode.context import SolveContext, Status
 from infocnf.ode.controller import State
 from infocnf.ode.gradients import differentiable
-from infocnf.ode.integrate import SolveContext, Status, integrate
+from infocnf.ode.integrate import integrate, integrate_in_shares
 from infocnf.ode.step import Field
 from infocnf.ode.tableaus import TABLEAUS, Tableau
 
@@ -226,7 +227,8 @@ def solve(
     else:
         recorded = grad and chosen.gradient == "backprop"  # also of tensors nobody named
         with torch.set_grad_enabled(recorded):
-            final = job.finish(integrate(job, y, tuple(context), in_shares=not recorded))
+            run = integrate if recorded else integrate_in_shares
+            final = job.finish(run(job, y, tuple(context)))
 
     return account(job, final[0] if isinstance(state, Tensor) else final)
 
@@ -358,8 +360,10 @@ def normal_form(field: Callable[..., Tensor | State], single: bool, y: State) ->
                 slopes = field(t, state[0] if single else state, *context)
         result = (slopes,) if isinstance(slopes, Tensor) else tuple(slopes)
 
-        found = [(k.shape, k.dtype) for k in result]
-        if found != [(part.shape, part.dtype) for part in state]:
+        if len(result) != len(state) or any(
+            k.shape != part.shape or k.dtype != part.dtype
+            for k, part in zip(result, state, strict=True)
+        ):
             raise ValueError(
                 f"the field returned {describe(result)} for a state of {describe(state)}"
             )
