@@ -109,13 +109,17 @@ def densities(flow: nn.Module, x: Tensor, say: Callable[[str], None]) -> dict[st
 
 def gradients(flow: nn.Module, x: Tensor, say: Callable[[str], None]) -> dict[str, Contender]:
     """Ways to one training iteration on the same batch."""
-    made = {
-        f"infocnf, {gradient}": iteration(copy.deepcopy(flow), x, gradient)
-        for gradient in ("checkpoint", "backprop", "adjoint")
+    ways: dict[str, dict[str, object]] = {
+        "checkpoint": {},
+        "checkpoint, nothing kept": {"keep": 0},
+        "checkpoint, bosh3": {"method": "bosh3"},
+        "backprop": {},
+        "adjoint": {},
     }
-    for gradient in ("checkpoint", "backprop"):
-        low = iteration(copy.deepcopy(flow), x, gradient, method="bosh3")
-        made[f"infocnf, {gradient}, bosh3"] = low
+    made = {
+        f"infocnf, {name}": iteration(copy.deepcopy(flow), x, name.split(",")[0], **how)
+        for name, how in ways.items()
+    }
     return made | peers(flow, lambda other: iteration(other, x, "backprop"), say)
 
 

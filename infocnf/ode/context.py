@@ -64,6 +64,7 @@ class SolveContext:
         mesh: Steps that are given, unsigned, ``(samples, most steps)`` with NaN after the last of a
             sample; None where they are chosen by an estimate of their error.
         first: First steps to try ``(samples,)``, unsigned, or None to estimate them.
+        keep: Bytes that graphs of stages may take, for their gradient.
         drift: The field without the slopes of the integrals, for stages that have no weight.
         parts: Number of tensors of the state; the tensors of an autograd function are these, those
             of the context, and the parameters.
@@ -82,6 +83,7 @@ class SolveContext:
     max_steps: int
     mesh: Array | None = None
     first: Array | None = None
+    keep: int = 0
     drift: Field | None = None
     parts: int = 1
     contexts: int = 0

@@ -38,6 +38,8 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Numbers = Array | float
+"""One for each sample, or one for the batch."""
 State = tuple[Tensor, ...]
 
 # a last step may exceed its proposal by this much: 1.05**5 is less than the safety leaves free
@@ -114,7 +116,7 @@ class Controller:
     grow: float = 10.0
     proportional: float = 0.04
 
-    def factor(self, ratio: Array, previous: Array) -> Array:
+    def factor(self, ratio: Numbers, previous: Numbers) -> Array:
         """Growth of the step after an attempt with ``ratio``; a breakdown shrinks it most."""
         integral = 1.0 / self.order - 0.75 * self.proportional
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -124,7 +126,7 @@ class Controller:
                 * np.exp(self.proportional * np.log(previous) - integral * np.log(ratio))
             )
 
-    def elementary(self, ratio: Array) -> Array:
+    def elementary(self, ratio: Numbers) -> Array:
         """Growth without memory: after a rejection, and for the proposal of a first step."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.clip(self.safety * np.exp(np.log(ratio) / -self.order))
@@ -134,7 +136,7 @@ class Controller:
         return np.minimum(np.fmax(growth, self.shrink), self.grow)
 
     @staticmethod
-    def fit(step: Array, remaining: Array) -> Array:
+    def fit(step: Numbers, remaining: Numbers) -> Array:
         """The step that is taken: clipped to the end, and halved rather than leaving a crumb for
         the last one.
         """

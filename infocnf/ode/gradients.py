@@ -17,7 +17,8 @@ r"""How a solve is differentiated.
     sizes are constants in both. The increments :math:`h k_i` of a step are kept with the state
     before it, so that any stage can be rebuilt by a sum and autograd records the field at one stage
     at a time: the peak is the graph of one evaluation, and a step costs as many evaluations again
-    as it has stages.
+    as it has stages. Under shared stepping the graphs of the first stages are kept as they are
+    made, as long as they fit ``keep`` bytes (:class:`Tape`): their stages are not recomputed.
 ``adjoint``
     Solves :math:`\dot a = -a^\top \partial f/\partial y`, :math:`\dot g_\theta = -a^\top \partial
     f/\partial \theta` backward in time beside the state. Memory does not grow with the steps. The
@@ -28,9 +29,10 @@ r"""How a solve is differentiated.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,7 @@ class Pull:
         cotangent: State,
         layout: Layout,
         inside: Tensor | None = None,
+        graphs: Sequence[Graph | None] = (),
     ) -> State:
         """Pull the cotangent of a step's result back to the state before it.
 
@@ -143,12 +146,14 @@ class Pull:
             layout: Form of the state.
             inside: Cotangents of the increments of all stages from states inside the step,
                 ``(stages, N)``, where there are such.
+            graphs: Those of the stages that were kept, None for others.
         """
         job, table = self.job, self.job.table
         times, scales = stage_times(table, step.t, step.h, layout, cotangent[0], job.individual)
         context = self.leaves(rows_of(self.context, step.rows), self.context)
         count = table.result_stages if inside is None else table.stages
-        self.job.count(step.rows, count)
+        kept = [*graphs, *[None] * (count - len(graphs))]
+        self.job.count(step.rows, sum(graph is None for graph in kept))
 
         flat = layout.flatten(cotangent)
         pulled = Increments(layout, count, flat)  # the products mu, of the last stage first
@@ -157,16 +162,83 @@ class Pull:
             weights = [table.a[m][i] for m in reversed(range(i + 1, count))]
             own = flat * table.b[i] if inside is None else flat * table.b[i] + inside[i]
             kappa = layout.parts(pulled.add_to(own, weights))
-            stage = layout.parts(add_rows(before, increments, table.a[i]))
-            leaves, outputs = self.record(times[i], stage, context, job.field_of(i))
+            graph = kept[i]
+            if graph is None:
+                stage = layout.parts(add_rows(before, increments, table.a[i]))
+                graph = Graph(context, *self.record(times[i], stage, context, job.field_of(i)))
             scaled = tuple(part * h for part, h in zip(kappa, scales, strict=True))
             products, gradients = self.product(
-                outputs, scaled, leaves, [*context, *self.parameters]
+                graph.slopes, scaled, graph.leaves, [*graph.context, *self.parameters]
             )
             pulled.put(done, products)
             self.collect(step.rows, gradients)
 
         return layout.parts(pulled.add_to(flat, [1.0] * count))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An evaluation of the field that autograd has recorded."""
+
+    context: State
+    leaves: State
+    slopes: State
+
+
+class Tape:
+    """Graphs of the stages of accepted steps, under shared stepping, as long as they fit.
+
+    Arguments:
+        pull: Records evaluations.
+        bytes: What they may take; how much one takes is seen at the first evaluation.
+    """
+
+    def __init__(self, pull: Pull, bytes: int) -> None:
+        self.pull, self.left, self.size = pull, bytes, 0
+        self.table = pull.job.table
+        self.recent: deque[Graph | None] = deque(maxlen=self.table.stages)
+        self.weighed = False
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in pull.parameters}
+        # of the slopes that the next attempt begins with, where it does not evaluate them itself
+        self.first: Graph | None = None
+
+    def recorded(self, field: Field) -> Field:
+        """A field whose evaluations are recorded."""
+
+        def recorded(t: Tensor, y: State, context: State) -> State:
+            # an attempt under way, and the slopes it begins with, are not booked yet
+            if self.left < (self.table.stages + 1) * self.size:
+                self.recent.append(None)
+                return field(t, y, context)
+            context = self.pull.leaves(context, context)
+            if not self.weighed:
+                self.weighed = True
+                with torch.autograd.graph.saved_tensors_hooks(self.weigh, lambda packed: packed):
+                    self.first = graph = Graph(context, *self.pull.record(t, y, context, field))
+            else:
+                graph = Graph(context, *self.pull.record(t, y, context, field))
+            self.recent.append(graph)
+            return tuple(slope.detach() for slope in graph.slopes)
+
+        return recorded
+
+    def weigh(self, tensor: Tensor) -> Tensor:
+        """Count what autograd keeps of an evaluation: each once, and no weights."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known.add(storage.data_ptr())
+            self.size += storage.nbytes()
+        return tensor.detach()  # the tensor itself may own the graph
+
+    def accept(self) -> list[Graph | None]:
+        """The graphs of the step that was just taken, stage by stage."""
+        recent, table = list(self.recent), self.table
+        own = self.first is None and not table.fsal  # it has evaluated them itself
+        first = recent[-table.stages] if own else self.first
+        graphs = [first, *recent[len(recent) - table.stages + 1 :]][: table.result_stages]
+        self.first = recent[-1] if table.fsal else None
+        self.left -= self.size * sum(graph is not None for graph in graphs)
+        return graphs
 
 
 def differentiable(context: SolveContext, tensors: Sequence[Tensor], gradient: str) -> State:
@@ -184,15 +256,23 @@ class _Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: SolveContext, *tensors: Tensor) -> State:  # noqa: ANN401
-        y, context, _ = job.split(tensors)
+        y, context, parameters = job.split(tensors)
         needed = job.table.result_stages - 1
         trail: list[tuple[Step, Tensor, Tensor]] = []
+        graphs: list[list[Graph | None]] = []
+        tape, solved = None, job
+        if job.keep and not job.individual:
+            tape = Tape(Pull(job, context, parameters), job.keep)
+            drift = None if job.drift is None else tape.recorded(job.drift)
+            solved = replace(job, field=tape.recorded(job.field), drift=drift)
 
         def remember(step: Step, before: Tensor, increments: Tensor, _: State) -> None:
             trail.append((step, before, increments[:needed].clone()))
+            graphs.append([] if tape is None else tape.accept())
 
-        final = job.finish(integrate(job, y, context, remember), y)
+        final = job.finish(integrate(solved, y, context, remember), y)
         ctx.job, ctx.steps, ctx.layout = job, [step for step, *_ in trail], Layout(y)
+        ctx.graphs = graphs
         # saved the regular way, so that autograd frees them after use and refuses tensors that were
         # changed in place meanwhile
         ctx.save_for_backward(*tensors, *(kept for _, *pair in trail for kept in pair))
@@ -209,13 +289,15 @@ class _Checkpoint(torch.autograd.Function):
         pull = Pull(job, context, parameters)
 
         cotangent = answered(job, cotangents)
+        graphs: list[list[Graph | None]] = ctx.graphs
+        ctx.graphs = [[] for _ in graphs]  # each can be used once: a second call recomputes all
         with unhooked(parameters):
             for step, before, rows in reversed(
                 list(zip(ctx.steps, befores, increments, strict=True))
             ):
                 layout = ctx.layout if step.rows is None else ctx.layout.resized(len(step.rows))
                 moved = rows_of(cotangent, step.rows)
-                pulled = pull.through(step, before, rows, moved, layout)
+                pulled = pull.through(step, before, rows, moved, layout, graphs=graphs.pop())
                 cotangent = pulled if step.rows is None else put_rows(cotangent, step.rows, pulled)
 
         return None, *cotangent, *pull.collected

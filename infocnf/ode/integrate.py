@@ -1,9 +1,9 @@
 """The loop of the solver: attempt a step, judge it, move what may move.
 
-Under *shared* stepping the batch moves as one: one time, one step, one ratio of error to tolerance,
-which are plain numbers. Under *individual* stepping every sample has a time, a step and a tolerance
-of its own, in arrays of shape ``(samples,)``; a sample is *active* until it arrives or fails, then it
-leaves the working batch, so that the cost is the sum of what each sample needs.
+Under *shared* stepping the batch moves as one: one time, one step, one ratio of error to
+tolerance, which are plain numbers. Under *individual* stepping every sample has a time, a step and
+a tolerance of its own, in arrays of shape ``(samples,)``; a sample is *active* until it arrives or
+fails, then it leaves the working batch, so that the cost is the sum of what each sample needs.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ class SharedIntegrator(Integrator):
         if status != Status.DONE:
             state = tuple(torch.full_like(part, torch.nan) for part in state)
         return Result(
-            state,
-            np.array([self.t]),
-            *(
-                np.array([n], np.int64)
-                for n in (status, self.evaluations, self.accepted, self.rejected)
-            ),
+            state=state,
+            time=np.array([self.t]),
+            status=np.array([status]),
+            evaluations=np.array([self.evaluations]),
+            accepted=np.array([self.accepted]),
+            rejected=np.array([self.rejected]),
             proposal=np.array([self.proposal]),
         )
 

@@ -56,6 +56,7 @@ class SolverOptions:
         gradient: ``backprop``, ``checkpoint`` or ``adjoint``; see :mod:`infocnf.ode.gradients`.
         steps: Number of equal steps, for methods without error estimate only.
         max_steps: Attempted steps after which a sample is given up.
+        keep: Bytes that ``checkpoint`` may keep of a solve so as not to recompute it.
 
     Attributes:
         table: Coefficients of the method.
@@ -66,6 +67,7 @@ class SolverOptions:
     gradient: str = "checkpoint"
     steps: int | None = None
     max_steps: int = 4096
+    keep: int = 2**28
     table: Tableau = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -305,6 +307,7 @@ def prepare(
         controlled=len(y) - auxiliary,
         max_steps=options.max_steps,
         mesh=mesh,
+        keep=options.keep,
         first=first_step
         if first_step is None
         else check_positive("first_step", first_step, samples, individual),
@@ -407,16 +410,18 @@ def refuse_hidden_gradients(field: Field, known: State) -> Field:
         if checked:
             return field(t, state, context)
         checked = True
+        recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            leaves = tuple(part.detach().requires_grad_() for part in state)
-            local = tuple(c.detach().requires_grad_(c.requires_grad) for c in context)
-            slopes = field(t, leaves, local)
-        if depends_on_others(slopes, (*leaves, *local, *known)):
+            if not recording:
+                state = tuple(part.detach().requires_grad_() for part in state)
+                context = tuple(c.detach().requires_grad_(c.requires_grad) for c in context)
+            slopes = field(t, state, context)
+        if depends_on_others(slopes, (*state, *context, *known)):
             raise ValueError(
                 "the field depends on tensors with gradients that are neither its parameters "
                 "nor its context: pass them as parameters=, or use gradient='backprop'"
             )
-        return tuple(slope.detach() for slope in slopes)
+        return slopes if recording else tuple(slope.detach() for slope in slopes)
 
     return watched
 

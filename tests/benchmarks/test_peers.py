@@ -42,7 +42,7 @@ def test_a_peer_computes_the_same_density_and_gradient(name: str) -> None:
 
     mine, found = iteration(flow, x, "checkpoint")(1e-9), iteration(other, x, "adjoint")(1e-9)
     torch.testing.assert_close(mine.values, found.values, rtol=1e-5, atol=1e-7)
-    assert mine.forward > 0 and mine.backward > 0 and found.forward > 0
+    assert mine.forward > 0 and found.forward > 0
 
 
 def test_all_ways_to_a_gradient_agree_and_account_for_their_evaluations() -> None:
@@ -53,7 +53,8 @@ def test_all_ways_to_a_gradient_agree_and_account_for_their_evaluations() -> Non
     for name, outcome in found.items():
         # torchdiffeq interpolates its last step, and bosh3 is of low order
         assert (outcome.values - truth).norm() < 1e-4 * truth.norm(), name
-        assert (outcome.backward == 0) == ("backprop" in name), name
+        kept = name in ("infocnf, checkpoint", "infocnf, checkpoint, bosh3") or "backprop" in name
+        assert (outcome.backward == 0) == kept, name
 
 
 def test_a_peer_that_is_not_installed_is_left_out_and_named(
@@ -148,7 +149,7 @@ def test_small_systems_need_no_more_evaluations_than_they_did(name: str) -> None
 
 
 def test_an_iteration_needs_no_more_evaluations_than_it_did() -> None:
-    run = iteration(small_flow(), torch.rand(4, 1, 8, 8) * 0.9 + 0.05, "checkpoint")
+    run = iteration(small_flow(), torch.rand(4, 1, 8, 8) * 0.9 + 0.05, "checkpoint", keep=0)
     run(1e-5)  # the second one starts with the steps of the first
     outcome = run(1e-5)
     assert outcome.forward <= 45
@@ -173,7 +174,7 @@ def test_the_checkpointed_gradient_holds_little_more_than_the_adjoint() -> None:
     flow, x = small_flow(28, hidden=16, strength=2.5), torch.rand(2, 1, 28, 28) * 0.9 + 0.05
     peak = {}
     for gradient in ("checkpoint", "adjoint"):
-        run = iteration(copy.deepcopy(flow), x, gradient)
+        run = iteration(copy.deepcopy(flow), x, gradient, keep=0)
         run(1e-5)
         _, peak[gradient] = allocated(lambda run=run: run(1e-5))
     assert peak["checkpoint"] < 1.3 * peak["adjoint"]

@@ -102,10 +102,11 @@ def test_every_parameter_receives_a_gradient(gradient: str, stepping: str) -> No
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("keep", [0, 2**28])
 @pytest.mark.parametrize("stepping", STEPPINGS)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_the_account_of_the_backward_pass_equals_an_independent_count(
-    gradient: str, stepping: str
+    gradient: str, stepping: str, keep: int
 ) -> None:
     rates = torch.tensor([1.0, 60.0, 3.0, 20.0])
     start = torch.stack([torch.linspace(-2.0, 2.0, 4), rates], -1).requires_grad_()
@@ -119,6 +120,7 @@ def test_the_account_of_the_backward_pass_equals_an_independent_count(
         stepping=stepping,
         context=(numbers,),
         tolerance=1e-4,
+        keep=keep,
     )
     forward = counted.calls.clone()
     assert torch.equal(forward, solution.stats.forward.expand(4))
@@ -128,7 +130,38 @@ def test_the_account_of_the_backward_pass_equals_an_independent_count(
     assert torch.equal(counted.calls - forward, solution.stats.backward.expand(4))
     assert (solution.stats.evaluations == solution.stats.forward + solution.stats.backward).all()
     if gradient == "checkpoint":
-        assert torch.equal(solution.stats.backward, 6 * solution.stats.accepted)
+        again = 0 if keep and stepping == "shared" else 6
+        assert torch.equal(solution.stats.backward, again * solution.stats.accepted)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "bosh3", "heun", "euler", "rk4"])
+def test_gradients_are_the_same_however_many_graphs_are_kept(method: str) -> None:
+    field, start = Swirl(), torch.randn(4, 3)
+    steps = {"steps": 7} if method in ("euler", "rk4") else {}
+    found, again = [], []
+    for keep in (0, 3000, 20_000, 2**28):
+        x, weight = start.clone().requires_grad_(), torch.linspace(0.5, 2.0, 4).requires_grad_()
+        solution = solve(
+            lambda t, z, w: field(t, z) * w.unsqueeze(-1),
+            x,
+            (0.0, 1.0),
+            context=(weight,),
+            parameters=field.parameters(),
+            method=method,
+            keep=keep,
+            tolerance=1e-4,
+            **steps,
+        )
+        wanted = [x, weight, *field.parameters()]
+        loss = solution.state.square().sum()
+        found.append(torch.autograd.grad(loss, wanted, retain_graph=True))
+        again.append(int(solution.stats.backward))
+        twice = torch.autograd.grad(loss, wanted)  # kept graphs are used up: recomputed
+        assert all(torch.equal(a, b) for a, b in zip(found[-1], twice, strict=True))
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    # the more is kept, the less is recomputed
+    assert again == sorted(again, reverse=True) and again[0] > again[1] > again[3] == 0, again
 
 
 class Wide(nn.Module):
@@ -147,14 +180,11 @@ def test_checkpoint_keeps_one_state_per_stage_of_accepted_steps_and_no_graph(ste
     field, start = Wide(8, 256), torch.randn(500, 8)
     state_bytes = start.numel() * start.element_size()
 
-    def forward(gradient: str) -> tuple[int, int]:
+    def forward(gradient: str, keep: int = 0) -> tuple[int, int]:
         solutions = []
+        options = {"gradient": gradient, "stepping": stepping, "keep": keep}
         held, _ = allocated(
-            lambda: solutions.append(
-                solve(
-                    field, start, (0.0, 1.0), tolerance=1e-6, gradient=gradient, stepping=stepping
-                )
-            )
+            lambda: solutions.append(solve(field, start, (0.0, 1.0), tolerance=1e-6, **options))
         )
         stats = solutions[0].stats
         return held, int(stats.accepted.sum() if stepping == "individual" else stats.accepted)
@@ -167,6 +197,9 @@ def test_checkpoint_keeps_one_state_per_stage_of_accepted_steps_and_no_graph(ste
     # the first state is the input itself
     assert states - 1.01 <= kept / state_bytes <= states + 1 + slack
     assert graph > 10 * kept
+    if stepping == "shared":  # what may be kept besides is
+        more, _ = forward("checkpoint", keep=graph // 3)
+        assert 0.5 * (graph // 3) <= more - kept <= graph // 3
 
 
 def test_adjoint_memory_does_not_grow_with_the_steps() -> None:
@@ -404,9 +437,8 @@ def test_stages_without_weight_do_without_the_integrals() -> None:
         for drift in (None, field):
             calls = 0
             field.zero_grad()
-            solution = solve(
-                Augmented(), (start, torch.zeros(4)), (0.0, 1.0), stepping=stepping, drift=drift
-            )
+            options = {"stepping": stepping, "drift": drift, "keep": 0}
+            solution = solve(Augmented(), (start, torch.zeros(4)), (0.0, 1.0), **options)
             z, total = solution.state
             (z.sum() + total.square().sum()).backward()
             gradient = [parameter.grad.clone() for parameter in field.parameters()]
