@@ -42,11 +42,12 @@ class System:
 
 
 SPIRAL = [[-0.1, 2.0], [-2.0, -0.1]]
+MATRIX = torch.tensor(SPIRAL, dtype=torch.float64)
 
 
 def spiral(_: Tensor, y: Tensor) -> Tensor:
     """Chen's cubic spiral."""
-    return (y**3) @ torch.tensor(SPIRAL, dtype=y.dtype)
+    return (y**3) @ MATRIX
 
 
 def lorenz(_: Tensor, y: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from infocnf.ode.context import Counts, Listener, Result, SolveContext, Status, Step
 from infocnf.ode.controller import (
+    ARRAYS,
+    PLAIN,
     Array,
     Controller,
     Flags,
@@ -39,11 +41,13 @@ SHARE = 2**16  # numbers of a state that are solved at a time where nothing is d
 class Integrator(ABC):
     """One solve under way; :meth:`run` finishes it."""
 
+    numbers = ARRAYS  # what times and steps are
+
     def __init__(
         self, problem: SolveContext, y: State, context: State, listener: Listener | None = None
     ) -> None:
         self.problem, self.listener, self.context = problem, listener, context
-        self.controller = Controller(problem.table.order)
+        self.controller = Controller(problem.table.order, numbers=self.numbers)
         scale = max(abs(problem.start), abs(problem.end))
         self.smallest = 4.0 * torch.finfo(y[0].dtype).eps * scale
 
@@ -114,6 +118,8 @@ class Integrator(ABC):
 class SharedIntegrator(Integrator):
     """The batch as one."""
 
+    numbers = PLAIN
+
     def __init__(
         self, problem: SolveContext, y: State, context: State, listener: Listener | None = None
     ) -> None:
@@ -170,7 +176,7 @@ class SharedIntegrator(Integrator):
         problem, table = self.problem, self.problem.table
         remaining = abs(problem.end - self.t)
         if problem.mesh is None:
-            size = float(self.controller.fit(self.h, remaining))
+            size = self.controller.fit(self.h, remaining)
             last = size == remaining
         else:
             last = self.accepted == problem.mesh.shape[1] - 1
@@ -223,11 +229,11 @@ class SharedIntegrator(Integrator):
 
         if accept:
             self.note_proposal(size, ratio)
-            growth = float(control.factor(ratio, self.previous))
+            growth = control.factor(ratio, self.previous)
             self.h = size * (min(growth, 1.0) if self.stumbled else growth)
             self.previous = max(ratio, 1e-4)
         else:
-            self.h = size * float(control.elementary(ratio))
+            self.h = size * control.elementary(ratio)
         self.stumbled = not accept
         if self.h < self.smallest:
             return cause
@@ -237,7 +243,7 @@ class SharedIntegrator(Integrator):
     def note_proposal(self, size: float, ratio: float) -> None:
         """The first step that came off tells what the next similar solve should try."""
         if self.problem.adaptive and math.isnan(self.proposal):
-            self.proposal = size * float(self.controller.elementary(ratio))
+            self.proposal = size * self.controller.elementary(ratio)
 
 
 @dataclass

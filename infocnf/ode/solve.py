@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from infocnf.ode.compiled import CompiledIntegrator
 from infocnf.ode.context import SolveContext, Status
 from infocnf.ode.controller import State
 from infocnf.ode.gradients import differentiable
@@ -57,6 +58,8 @@ class SolverOptions:
         steps: Number of equal steps, for methods without error estimate only.
         max_steps: Attempted steps after which a sample is given up.
         keep: Bytes that ``checkpoint`` may keep of a solve so as not to recompute it.
+        compile: Whether the whole solve is one compiled function where nothing is differentiated,
+            under shared stepping; for systems of few equations (:mod:`infocnf.ode.compiled`).
 
     Attributes:
         table: Coefficients of the method.
@@ -68,6 +71,7 @@ class SolverOptions:
     steps: int | None = None
     max_steps: int = 4096
     keep: int = 2**28
+    compile: bool = False
     table: Tableau = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +90,11 @@ class SolverOptions:
             raise ValueError(
                 f"{self.method} chooses its own steps: leave out steps={self.steps}, "
                 "or use euler, midpoint or rk4"
+            )
+        if self.compile and (self.individual or not self.adaptive):
+            raise ValueError(
+                "compile is for adaptive methods with shared steps, "
+                f"got {self.method} with {self.stepping} ones: leave it out"
             )
         if not self.adaptive and not (self.steps and self.steps >= 1 and self.steps % 1 == 0):
             raise ValueError(
@@ -229,8 +238,14 @@ def solve(
     else:
         recorded = grad and chosen.gradient == "backprop"  # also of tensors nobody named
         with torch.set_grad_enabled(recorded):
-            run = integrate if recorded else integrate_in_shares
-            final = job.finish(run(job, y, tuple(context)))
+            if recorded:
+                result = integrate(job, y, tuple(context))
+            elif chosen.compile:
+                single = isinstance(state, Tensor)
+                result = CompiledIntegrator(job, y, tuple(context), field, single).run()
+            else:
+                result = integrate_in_shares(job, y, tuple(context))
+        final = job.finish(result)
 
     return account(job, final[0] if isinstance(state, Tensor) else final)
 

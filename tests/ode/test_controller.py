@@ -59,4 +59,4 @@ def test_a_sum_that_starts_at_zero_does_not_make_the_first_step_a_crumb() -> Non
 
 def test_the_last_step_reaches_the_end_and_leaves_no_crumb() -> None:
     step, remaining = np.array([1.0, 1.0, 1.0, 1.0]), np.array([0.5, 1.04, 1.5, 5.0])
-    assert Controller.fit(step, remaining).tolist() == [0.5, 1.04, 0.75, 1.0]
+    assert Controller(order=5).fit(step, remaining).tolist() == [0.5, 1.04, 0.75, 1.0]
