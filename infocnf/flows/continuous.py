@@ -45,7 +45,7 @@ TRACES = ("auto", "exact", "hutchinson")
 EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace in training
 BUDGET = 2e10  # operations that `auto` spends on the traces of one sample and block in evaluation
 USUAL = 15  # nodes of a quadrature, by which that is judged
-FEWEST = 8  # probes of a node in evaluation, at least
+FEWEST = 8  # probes of a node in evaluation, at least; two where only averages matter
 # what a quadrature may err, in tolerances of each coordinate; nodes of few coordinates are cheap
 LOOSER, TIGHTER = 3.0, 0.1
 FIXED = 2  # probes that are the same at all nodes
@@ -243,7 +243,14 @@ class ContinuousBlock(Block):
             share = LOOSER if size > EXACT_UP_TO else TIGHTER
             allowed = share * size * tolerance.expand(len(x)).cpu().numpy()
             kinks = getattr(self.field, "kinks", ())
-            found = integrate_along(path, traces, allowed, breaks=kinks, share=traces.share)
+            found = integrate_along(
+                path,
+                traces,
+                allowed,
+                breaks=kinks,
+                share=traces.share,
+                deviation=None if count is None else 2,
+            )
         _, value, _, fixed = found.sums().to(x).unbind(1)
         log_det = LogDet(
             value=value,
@@ -258,7 +265,7 @@ class ContinuousBlock(Block):
         assert isinstance(z, Tensor)
         if torch.is_grad_enabled() and traces.differentiable:
             z, value, solution = self.with_gradients(x, z, value, found, traces, tolerance, options)
-        counts = found.counts
+        counts = found.counts + found.discarded
         stats = replace(
             solution.stats,
             forward=solution.stats.forward + counts,
@@ -312,10 +319,10 @@ class ContinuousBlock(Block):
         if self.exact:
             return None
         if self.trace == "auto":
-            wanted = max(FEWEST, BUDGET * effort / (USUAL * self.cost))
+            wanted = max(FEWEST * min(effort, 1.0), BUDGET * effort / (USUAL * self.cost))
         else:
-            wanted = max(2.0, self.probe_count * effort)
-        count = 2 ** int(math.log2(min(wanted, 2.0**20)))
+            wanted = self.probe_count * effort
+        count = 2 ** int(math.log2(min(max(wanted, 2.0), 2.0**20)))
         return None if count + FIXED >= math.prod(self.shape) else count
 
     def with_gradients(

@@ -19,8 +19,8 @@ by :math:`r = \min(1, B / A)` leaves there some :math:`B r^2`. With :math:`d` th
 relative to the length of the interval. Of 7 nodes, the fewest that are judged, it is :math:`\max(2
 B, d)\, r`, and less where the fall is steep, by :math:`\min(1, 10\, r)^2`.
 
-Every sample extends its own rule until that is small enough; an interval that 31 nodes do not
-resolve is cut in two.
+Every sample extends its own rule until that is small enough, or small beside the standard error of
+an integrand that is itself an estimate; an interval that 31 nodes do not resolve is cut in two.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ ADDED = (
     ),
 )
 CUTS = 8  # of an interval, after which its error is stated as it is
+SMALL = 0.25  # of the standard error of an estimated integrand, below which no rule is extended
 NOISE = 16.0  # units of rounding of the integrand's size below which no rule is extended
 
 
@@ -106,6 +107,8 @@ class Integral:
         weights: Weight of each node.
         values: The function there, ``(nodes, columns)``, in double precision.
         error: Estimated error of the first column's integral, ``(samples,)``.
+        discarded: Nodes of each sample that were looked at and have no weight: those of intervals
+            that were cut, ``(samples,)``.
     """
 
     rows: NDArray[np.int64]
@@ -113,6 +116,7 @@ class Integral:
     weights: NDArray[np.float64]
     values: Tensor
     error: Tensor
+    discarded: Tensor | int = 0
 
     @property
     def counts(self) -> Tensor:
@@ -161,6 +165,12 @@ class Panels:
             (np.diff(ends, axis=1) / 2.0).reshape(-1),
         )
 
+    def deviation(self, level: int, column: int) -> np.ndarray:
+        """Standard error of the integral, from that of the integrand in a column, ``(panels,)``."""
+        assert self.values is not None
+        own = self.values[..., column].cpu().numpy() * _WEIGHTS[level]
+        return np.abs(self.half) * np.sqrt((own**2).sum(1))
+
     def judge(self, level: int) -> tuple[np.ndarray, np.ndarray]:
         """Error of the first column's integral by the rule of a level, and the integral of its
         absolute value, ``(panels,)`` each.
@@ -188,6 +198,7 @@ def integrate_along(
     *,
     breaks: Sequence[float] = (),
     share: int = 2**30,
+    deviation: int | None = None,
 ) -> Integral:
     """Integrals along a path, of all columns at the nodes that the first one needs.
 
@@ -197,6 +208,8 @@ def integrate_along(
         target: Error at which a sample is done, ``(samples,)``.
         breaks: Times at which the integrand has a kink, where intervals are cut first.
         share: Nodes that are looked at in one call.
+        deviation: Column with the standard error of the integrand, where it is an estimate: a
+            quadrature need not be much better than that.
     """
     samples, half = path.shape[0], np.full(path.shape[0], path.span / 2.0)
     waiting = Panels(np.arange(samples), path.start + half, half)
@@ -214,7 +227,7 @@ def integrate_along(
         panels.values = seen if known is None else torch.cat([known, seen], 1)
 
     done: list[tuple[Panels, int]] = []
-    error = np.zeros(samples)
+    error, discarded = np.zeros(samples), np.zeros(samples, np.int64)
     for cut in range(CUTS + 1):
         for level in range(FIRST, len(NODES)):
             if not len(waiting.rows):
@@ -225,15 +238,19 @@ def integrate_along(
             allowed = (target * 2.0 / abs(path.span or 1.0))[waiting.rows] * abs(waiting.half)
             last = cut == CUTS and level == len(NODES) - 1
             enough = estimate <= np.maximum(allowed, noise * size)
+            if deviation is not None:
+                enough |= estimate <= SMALL * waiting.deviation(level, deviation)
             enough |= ~np.isfinite(estimate) | last
             np.add.at(error, waiting.rows[enough], estimate[enough])
             done.append((waiting.some(enough), level))
             waiting = waiting.some(~enough)
+        if cut < CUTS:
+            np.add.at(discarded, waiting.rows, NODES[-1])
         waiting = waiting.halves(breaks)
-    return gathered(done, error)
+    return gathered(done, error, discarded)
 
 
-def gathered(done: list[tuple[Panels, int]], error: np.ndarray) -> Integral:
+def gathered(done: list[tuple[Panels, int]], error: np.ndarray, discarded: np.ndarray) -> Integral:
     """All nodes of all panels."""
     rows, times, weights, values = [], [], [], []
     for panels, level in done:
@@ -249,4 +266,5 @@ def gathered(done: list[tuple[Panels, int]], error: np.ndarray) -> Integral:
         np.concatenate(weights),
         torch.cat(values),
         torch.from_numpy(error),
+        torch.from_numpy(discarded),
     )

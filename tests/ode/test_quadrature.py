@@ -46,7 +46,11 @@ def test_every_sample_takes_the_nodes_that_its_own_integrand_needs(target: float
 
 
 def test_a_kink_that_is_known_costs_no_halving() -> None:
+    looked = 0
+
     def bent(rows: np.ndarray, times: np.ndarray, y: Tensor) -> Tensor:
+        nonlocal looked
+        looked += len(rows)
         return (y - 0.3).abs()
 
     target = np.full(1, 1e-9)
@@ -57,6 +61,21 @@ def test_a_kink_that_is_known_costs_no_halving() -> None:
     exact = (0.3**2 + 0.7**2) / 2.0
     assert float(known.sums()) == pytest.approx(exact, abs=1e-12)
     assert float(known.counts) == 14 and float(unknown.counts) > 5 * 14
+    both = [found.counts + found.discarded for found in (known, unknown)]
+    assert both[0] == 14 + 31 and sum(both) == looked  # what is looked at in vain is counted, too
+
+
+def test_a_quadrature_need_not_be_better_than_an_integrand_that_is_estimated() -> None:
+    def estimate(rows: np.ndarray, times: np.ndarray, y: Tensor) -> Tensor:
+        values = 100.0 * torch.exp(-40.0 * y[:, 0])
+        return torch.stack([values, torch.tensor([0.0, 0.1, 30.0])[rows]], 1)
+
+    target = np.full(3, 1e-9)
+    found = integrate_along(clock(3), estimate, target, deviation=1)  # type: ignore[arg-type]
+    true = (found.sums()[:, 0] - 2.5 * (1.0 - np.exp(-40.0))).abs()
+    spread = found.sums(power=2)[:, 1].sqrt()
+    assert found.counts[0] > found.counts[1] > found.counts[2]
+    assert (true <= found.error).all() and (found.error[1:] <= 0.25 * spread[1:]).all()
 
 
 def test_an_integral_that_cannot_be_resolved_says_so() -> None:
