@@ -74,8 +74,10 @@ SYSTEMS = {
 }
 
 
-def contenders(system: System, start: Tensor, say: Callable[[str], None]) -> dict[str, Contender]:
-    """All solvers that are installed."""
+def contenders(
+    system: System, start: Tensor, say: Callable[[str], None], compiled: bool = False
+) -> dict[str, Contender]:
+    """All solvers that are installed; with ``compiled`` also those that are compiled."""
     calls = 0
     span = (0.0, system.span)
 
@@ -99,10 +101,12 @@ def contenders(system: System, start: Tensor, say: Callable[[str], None]) -> dic
 
         return timed
 
-    def own(stepping: str) -> Contender:
+    def own(**how: Any) -> Contender:
+        mine = system.field if "compile" in how else field
+
         def run(tolerance: float) -> Outcome:
             with torch.no_grad():
-                found = solve(field, start, span, tolerance=tolerance, stepping=stepping)
+                found = solve(mine, start, span, tolerance=tolerance, **how)
             assert isinstance(found.state, Tensor)
             return Outcome(found.state, float(found.stats.forward.double().mean()))
 
@@ -128,11 +132,13 @@ def contenders(system: System, start: Tensor, say: Callable[[str], None]) -> dic
 
         return odeint(field, start, *span, atol=tolerance, rtol=tolerance)
 
-    made = {OURS: own("shared"), "infocnf, individual steps": own("individual")}
+    made = {OURS: own(), "infocnf, individual steps": own(stepping="individual")}
+    if compiled:
+        made["infocnf, compiled"] = own(compile=True)
     for name, run in (("torchdiffeq", torchdiffeq), ("torchode", torchode), ("zuko", zuko)):
         if installed(name, say):
             made[name] = counted(run)
-    if installed("diffrax", say):
+    if compiled and installed("diffrax", say):
         made["diffrax (jit)"] = jax_peer.system(system.sample, start, system.span)
     return made
 
@@ -151,7 +157,7 @@ def section(context: Context) -> str:
             exact = truth.state
             assert isinstance(exact, Tensor)
             error = rms_error(exact)
-            made = contenders(system, start, context.say)
+            made = contenders(system, start, context.say, compiled=not context.quick)
             curves = sweep(made, context.few(TOLERANCES), error, context.rounds(5), context.say)
             title = f"{name}, batch {batch:,}"
             parts += [f"### {title}", table(curves, OURS, TARGET, "error")]
@@ -182,7 +188,6 @@ def overhead(context: Context) -> str:
     for batch in (1, 100, 10_000):
         start = system.start(batch)
         made = contenders(system, start, lambda _: None)
-        made.pop("diffrax (jit)", None)
 
         def field(_: int, start: Tensor = start) -> None:
             with torch.no_grad():
