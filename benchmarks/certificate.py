@@ -38,11 +38,12 @@ HEAD = """# Do certificates hold?
 
 Made by `python -m benchmarks.certificate`. Held-out samples of five models: their log p(x | y)
 with its stated bound, in the precision of the model, against a solve in double precision with the
-exact trace at 1e-10 (digits at 1e-8; MNIST's path in double precision at 1e-8 and its 784
-products at 31 nodes of that path in single precision). *Covered* is the share of samples whose true error is below the bound (asked: 95 %), the ratio that of the medians of
-bound and true error (asked: at most 10). The parts are medians, in nats. *Batches* is the share
-of samples whose log p changes by no more than its bound when it is computed alone, among seven,
-and with one thread instead of two.
+exact trace at 1e-10 (digits at 1e-8; MNIST's path in double precision at 1e-8, and its 784
+products at 31 nodes of that path in single precision). *Covered* is the share of samples whose
+true error is below the bound (asked: 95 %), the ratio that of the medians of bound and true error
+(asked: at most 10). The parts are medians, in nats. *Batches* is the share of samples whose log p
+changes by no more than its bound when it is computed alone, among seven, and with one thread
+instead of two.
 """
 COLUMNS = (
     "| model | tolerance | true error | bound | covered | ratio | solver | quadrature | trace "
