@@ -153,7 +153,7 @@ class Pull:
         context = self.leaves(rows_of(self.context, step.rows), self.context)
         count = table.result_stages if inside is None else table.stages
         kept = [*graphs, *[None] * (count - len(graphs))]
-        self.job.count(step.rows, sum(graph is None for graph in kept))
+        self.job.count(step.rows, count)  # kept or not: what it counts does not depend on memory
 
         flat = layout.flatten(cotangent)
         pulled = Increments(layout, count, flat)  # the products mu, of the last stage first

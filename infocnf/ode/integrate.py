@@ -111,8 +111,8 @@ class Integrator(ABC):
         finite tells it of all steps but the last, whose result may overflow, unless there are parts
         that it does not see.
         """
-        problem = self.problem
-        return last or not problem.adaptive or problem.controlled < problem.parts
+        seen = self.problem.controlled == len(self.layout.shapes)
+        return last or not (self.problem.adaptive and seen)
 
 
 class SharedIntegrator(Integrator):

@@ -122,7 +122,8 @@ class Stats:
     """
 
     forward: Tensor  # evaluations of the forward solve
-    backward: Tensor  # evaluations of the gradient; zero until it has been computed
+    # evaluations that the gradient pulled back, recomputed or kept; zero until it has been computed
+    backward: Tensor
     accepted: Tensor
     rejected: Tensor
     products: Tensor  # with the Jacobian of the field: what a divergence took beside evaluations
