@@ -60,7 +60,7 @@ ADDED = (
     ),
 )
 CUTS = 8  # of an interval, after which its error is stated as it is
-SMALL = 0.5  # of the standard error of an estimated integrand, below which no rule is extended
+SMALL = 1.0  # of the standard error of an estimated integrand, below which no rule is extended
 NOISE = 16.0  # units of rounding of the integrand's size below which no rule is extended
 
 
