@@ -75,10 +75,14 @@ def read_idx(folder: Path) -> Raw:
 
 def read_cifar10(folder: Path) -> Raw:
     """CIFAR-10 from its archive or its folder."""
-    for name in ("cifar-10-python.tar.gz", "cifar-10-batches-py"):
+    for name in ("cifar-10-binary.tar.gz", "cifar-10-batches-bin"):
         if (folder / name).exists():
             return images.read_cifar(folder / name)
-    raise InputError(f"{folder / 'cifar-10-python.tar.gz'} is missing")
+    pickled = [
+        n for n in ("cifar-10-python.tar.gz", "cifar-10-batches-py") if (folder / n).exists()
+    ]
+    why = f" ({pickled[0]} holds pickles, which are not read)" if pickled else ""
+    raise InputError(f"{folder / 'cifar-10-binary.tar.gz'} is missing{why}")
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -123,7 +127,7 @@ CATALOGUE: dict[str, Entry] = {
         "coloured pictures of ten kinds, 32x32, 60,000 images",
         read=read_cifar10,
         address="https://www.cs.toronto.edu/~kriz/",
-        files=(("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
+        files=(("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
         classes=(
             "airplane",
             "automobile",

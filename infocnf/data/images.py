@@ -7,8 +7,6 @@ not what it should be before anything else happens.
 from __future__ import annotations
 
 import gzip
-import io
-import pickle
 import tarfile
 import zipfile
 import zlib
@@ -22,7 +20,7 @@ import numpy as np
 from infocnf.data.dataset import Raw
 from infocnf.data.labels import one_label, read_labels
 from infocnf.errors import InputError
-from infocnf.files import digest_of
+from infocnf.files import check_file, digest_of
 
 __all__ = [
     "SUFFIXES",
@@ -40,6 +38,7 @@ __all__ = [
 
 def read_idx(path: Path) -> np.ndarray:
     """The array of an idx file, packed by gzip or not."""
+    check_file(path)
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
@@ -85,66 +84,50 @@ def find(folder: Path, name: str) -> Path:
     raise InputError(f"{folder / name} is missing (looked for {name} and {name}.gz)")
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Reads arrays and plain values, and refuses everything that could run."""
-
-    SAFE = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
-        """The few names that arrays are made of."""
-        if (module, name) in self.SAFE:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+RECORD = 1 + 3 * 32 * 32  # bytes of an image of CIFAR-10: its label, then its three colours
+BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
 def read_cifar(path: Path) -> Raw:
-    """CIFAR-10 from its python archive, or from the folder that is in it."""
-    parts: dict[str, dict[bytes, Any]] = {}
+    """CIFAR-10 from its binary archive, or from the folder that is in it: plain records. The python
+    archive holds pickles, which can do harm, and is not read.
+    """
+    parts: dict[str, np.ndarray] = {}
     for name, content in cifar_members(path):
-        try:
-            parts[name] = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-            shape = parts[name][b"data"].shape
-        except Exception as error:
+        if not content or len(content) % RECORD:
             raise InputError(
-                f"{name} in {path} is not a batch of CIFAR-10 ({error}): fetch it again"
-            ) from None
-        if shape[1:] != (3072,) or len(parts[name][b"labels"]) != shape[0]:
-            raise InputError(f"{name} in {path} holds {shape}, not (images, 3072): fetch it again")
+                f"{name} in {path} holds {len(content)} bytes, not records of {RECORD}: "
+                "fetch it again"
+            )
+        parts[name] = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     missing = [name for name in BATCHES if name not in parts]
     if missing:
         raise InputError(f"{path} has no {missing[0]}: fetch it again")
 
-    images = {name: part[b"data"].reshape(-1, 3, 32, 32) for name, part in parts.items()}
-    labels = {name: np.array(part[b"labels"]) for name, part in parts.items()}
+    records = np.concatenate([parts[name] for name in BATCHES])
     return gather(
-        np.concatenate([images[name] for name in BATCHES]),
-        read_labels({"label": np.concatenate([labels[name] for name in BATCHES])}, (), str(path)),
-        len(images[BATCHES[-1]]),
+        records[:, 1:].reshape(-1, 3, 32, 32),
+        read_labels({"label": records[:, 0]}, (), str(path)),
+        len(parts[BATCHES[-1]]),
         sources_of([path]) if path.is_file() else {},
     )
-
-
-BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def cifar_members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the batches."""
     if path.is_dir():
-        yield from ((p.name, p.read_bytes()) for p in sorted(path.iterdir()) if p.name in BATCHES)
+        for file in sorted(path.iterdir()):
+            if file.name in BATCHES:
+                check_file(file)
+                yield file.name, file.read_bytes()
         return
+    check_file(path)
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                stream = archive.extractfile(member)
-                if stream is not None and Path(member.name).name in BATCHES:
+                if member.isfile() and Path(member.name).name in BATCHES:
+                    stream = archive.extractfile(member)
+                    assert stream is not None
                     yield Path(member.name).name, stream.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise InputError(f"{path} cannot be read ({error}): fetch it again") from None
@@ -208,6 +191,7 @@ def shrink(raw: Raw, side: int, name: str) -> Raw:
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a file; objects are not allowed."""
+    check_file(path)
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
@@ -376,6 +360,8 @@ def read_image(
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    if isinstance(path, Path):
+        check_file(path)
     try:
         with Image.open(path) as image:
             if size is not None:  # spares most of the work of unpacking a large photograph

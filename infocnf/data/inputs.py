@@ -18,6 +18,7 @@ from infocnf.data.images import (
 )
 from infocnf.data.tables import TABLES, read_frame
 from infocnf.errors import InputError
+from infocnf.files import check_file
 
 __all__ = ["read_inputs"]
 
@@ -32,6 +33,8 @@ def read_inputs(path: Path, facts: dict[str, Any]) -> tuple[list[str], np.ndarra
     shape, levels = tuple(facts["shape"]), int(facts["levels"])
     if not path.exists():
         raise InputError(f"{path} does not exist")
+    if not path.is_dir():
+        check_file(path)
     if path.is_dir() or path.suffix.lower() in SUFFIXES:
         if len(shape) != 3:
             raise InputError(f"{path} holds images, but the model reads rows of {shape[0]} numbers")

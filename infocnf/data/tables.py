@@ -14,6 +14,7 @@ from infocnf.data.dataset import Raw
 from infocnf.data.images import finite, sources_of
 from infocnf.data.labels import check_names, read_labels, wanted_labels
 from infocnf.errors import InputError
+from infocnf.files import check_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +28,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     """The table of a file."""
     import pandas as pd
 
+    check_file(path)
     try:
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path)

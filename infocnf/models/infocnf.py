@@ -356,6 +356,8 @@ class InfoCNF(PartitionedModel):
         generator: torch.Generator | None = None,
     ) -> Code:
         """Codes of ``n`` samples of the prior."""
+        if not isinstance(n, int) or n < 0:
+            raise ValueError(f"the number of samples must be a whole one, 0 or more, got {n!r}")
         if not temperature >= 0:
             raise ValueError(f"temperature must not be negative, got {temperature}")
         labels = self.drawn_labels(y, n, generator)
@@ -440,6 +442,11 @@ class InfoCNF(PartitionedModel):
 
     def check_input(self, x: Tensor) -> None:
         """Refuse samples of another shape or type."""
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"samples are of type {type(x).__name__}, not a tensor: "
+                f"use torch.as_tensor(x, dtype={self.dtype})"
+            )
         if tuple(x.shape[1:]) != self.shape:
             wanted = ", ".join(map(str, self.shape))
             raise ValueError(f"samples must have shape (batch, {wanted}), got {tuple(x.shape)}")

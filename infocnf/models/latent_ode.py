@@ -325,3 +325,13 @@ class LatentODE(PartitionedModel):
                 f"series must have shape (batch, rows, {self.channels + 1}), time first, "
                 f"got {tuple(series.shape)}"
             )
+        times = series[..., 0]
+        known = times.isfinite()
+        hole = (known[:, 1:] & ~known[:, :-1]).any(1)
+        back = (times[:, 1:] < times[:, :-1]).any(1)
+        for rows, what in ((hole, "have no time before its end"), (back, "go back in time")):
+            if rows.any():
+                raise ValueError(
+                    f"rows of series {int(rows.nonzero()[0])} {what}: sort them by time and leave "
+                    "out those without"
+                )

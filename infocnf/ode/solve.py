@@ -83,6 +83,10 @@ class SolverOptions:
             raise ValueError(
                 f"gradient must be one of {', '.join(GRADIENTS)}, got {self.gradient!r}"
             )
+        for name, least in (("max_steps", 1), ("keep", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
         if self.method not in TABLEAUS:
             raise ValueError(f"method must be one of {', '.join(TABLEAUS)}, got {self.method!r}")
         object.__setattr__(self, "table", TABLEAUS[self.method])
@@ -171,9 +175,11 @@ class Solution:
         if failed.any():
             status = Status(int(self.status[failed].flatten()[0]))
             time = float(self.time[failed].flatten()[0])
-            count = (
-                f"{int(failed.sum())} of {failed.numel()} samples" if failed.ndim else "the batch"
-            )
+            count = "the batch"
+            if failed.ndim:
+                rows = failed.nonzero()[:, 0].tolist()
+                shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+                count = f"{len(rows)} of {failed.numel()} samples (rows {shown})"
             steps = int((self.stats.accepted + self.stats.rejected)[failed].flatten()[0])
             raise SolveError(
                 f"{where} failed for {count}, at time {time:.4g} after {steps} steps: "
@@ -506,6 +512,8 @@ def check_positive(
 ) -> NDArray[np.float64]:
     """A positive number for each sample, given as one for all or one for each sample."""
     values = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be a number, got {value!r}")
     values = values.astype(np.float64)
     if values.ndim and not (individual and values.shape == (samples,)):
         needed = f"() or ({samples},)" if individual else "() under shared stepping"

@@ -40,11 +40,21 @@ def png(figure: Figure, dpi: int = 120) -> bytes:
     return buffer.getvalue()
 
 
+def plain(text: str) -> str:
+    r"""A name as it is: no formula, whatever dollars it has, and nothing that cannot be seen.
+
+    >>> print(plain("$\\frac$ x^{"), repr(plain("a\\nb")))
+    \$\frac\$ x^{ 'a\ufffdb'
+    """
+    seen = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return seen.replace("$", r"\$")
+
+
 def tidy(axes: Axes, title: str, x: str, y: str) -> None:
     """Titles, and no more lines than needed."""
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_title(plain(title), fontsize=11, loc="left")
+    axes.set_xlabel(plain(x))
+    axes.set_ylabel(plain(y))
     axes.spines[["top", "right"]].set_visible(False)
     if x == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -77,11 +87,11 @@ def plot_grid(images: Grid, size: float = 0.55) -> Figure:
             show(axes, images.images[i, j])
     for i, name in enumerate(images.rows):
         y = (height - top - (i + 0.5) * size) / height
-        figure.text((left - 0.08) / width, y, name, ha="right", va="center", fontsize=10)
+        figure.text((left - 0.08) / width, y, plain(name), ha="right", va="center", fontsize=10)
     for j, name in enumerate(images.columns):
         x = (left + (j + 0.5) * size) / width
         y = (height - top + 0.05) / height
-        figure.text(x, y, name, ha="center", va="bottom", fontsize=8, rotation=90 * slanted)
+        figure.text(x, y, plain(name), ha="center", va="bottom", fontsize=8, rotation=90 * slanted)
     return figure
 
 
@@ -124,7 +134,7 @@ def plot(axes: Axes, rows: Rows, name: str, label: str, colour: str) -> None:
     if points:
         epochs, values = zip(*points, strict=True)
         mark = "o" if len(points) < 5 else None
-        axes.plot(epochs, values, color=colour, label=label, linewidth=1.8, marker=mark)
+        axes.plot(epochs, values, color=colour, label=plain(label), linewidth=1.8, marker=mark)
 
 
 def tolerances(rows: Rows) -> bytes:
@@ -164,7 +174,7 @@ def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
     for i, j in zip(*np.nonzero(counts), strict=True):
         colour = "white" if shares[i, j] > 0.5 else "black"
         axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
-    ticks = range(len(classes))
+    ticks, classes = range(len(classes)), [plain(name) for name in classes]
     long = max(map(len, classes)) > 3
     axes.set_xticks(ticks, classes, rotation=60 if long else 0, ha="right" if long else "center")
     axes.set_yticks(ticks, classes)
@@ -232,7 +242,13 @@ def scatter(
             mine = points[[label == name for label in labels]] if labels else points
             colour = matplotlib.colormaps["tab10"](i % 10)
             axes.plot(
-                mine[:, 0], mine[:, 1], ".", color=colour, markersize=4, alpha=0.6, label=name
+                mine[:, 0],
+                mine[:, 1],
+                ".",
+                color=colour,
+                markersize=4,
+                alpha=0.6,
+                label=plain(name),
             )
         tidy(axes, title, columns[0], columns[1])
     if 1 < len(row[0].get_lines()) <= 12:

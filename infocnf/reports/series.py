@@ -16,7 +16,7 @@ from torch import Tensor
 from infocnf.data import Dataset, Preparation
 from infocnf.models import LatentODE
 from infocnf.random import Stream, combine_seeds, draw_normal
-from infocnf.reports.figures import BLUE, GREEN, GREY, RED, Rows, plot, png, tidy
+from infocnf.reports.figures import BLUE, GREEN, GREY, RED, Rows, plain, plot, png, tidy
 
 __all__ = ["draw_trajectories", "plot_series", "plot_trajectories", "series_curves"]
 
@@ -158,7 +158,7 @@ def plot_series(series: np.ndarray, labels: Sequence[str], columns: Sequence[str
             color=colour,
             lw=1,
             alpha=0.7,
-            label=name if first else None,
+            label=plain(name) if first else None,
         )
     tidy(axes, "Series drawn from the model", *(columns[1:3] if flat else columns[:2]))
     if 1 < len(names) <= 12:

@@ -30,7 +30,7 @@ import torch
 
 from infocnf.data import Dataset, Preparation
 from infocnf.errors import InputError
-from infocnf.files import digest_of, write, write_json
+from infocnf.files import LARGEST_TEXT, check_file, digest_of, write, write_json
 from infocnf.models import InfoCNF, LatentODE, PartitionedModel, load
 from infocnf.models.pretrained import bundled
 from infocnf.runs.build import build_data
@@ -150,6 +150,7 @@ class Run:
     def read_json(self, name: str) -> dict[str, Any]:
         """A file of the run, or an error that names it."""
         path = self.folder / name
+        check_file(path, LARGEST_TEXT)
         try:
             found = json.loads(path.read_text())
             if not isinstance(found, dict):

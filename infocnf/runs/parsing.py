@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from infocnf.errors import InputError
+from infocnf.files import LARGEST_TEXT, check_file
 from infocnf.runs.config import Config, Recipe
 
 __all__ = [
@@ -59,6 +60,7 @@ def read_tables(source: str, above: tuple[str, ...] = (), note: bool = False) ->
     if source in above:
         raise InputError(f"configuration {source} has itself as its base: change its base")
     if source.endswith(".toml"):
+        check_file(Path(source), LARGEST_TEXT)
         try:
             text = Path(source).read_text()
         except (OSError, UnicodeDecodeError) as error:

@@ -217,7 +217,7 @@ def wrong_kind(folder: Path) -> None:
 
 
 def cut_archive(folder: Path) -> None:
-    path = folder / "cifar-10-python.tar.gz"
+    path = folder / "cifar-10-binary.tar.gz"
     write_cifar(path)
     path.write_bytes(path.read_bytes()[:20_000])
 
@@ -234,10 +234,15 @@ KNOWN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "labels of another set": ("mnist", short_labels, "do not belong together"),
     "not idx": ("mnist", wrong_kind, "not an idx file"),
     "truncated archive": ("cifar10-small-batch", cut_archive, "fetch it again"),
-    "evil archive": (
+    "records of another size": (
         "cifar10-small-batch",
-        lambda f: write_cifar(f / "cifar-10-python.tar.gz", evil=True),
-        "data_batch_1 .* is not a batch",
+        lambda f: write_cifar(f / "cifar-10-binary.tar.gz", cut=7),
+        "data_batch_1.bin .* 30723 bytes, not records of 3073",
+    ),
+    "pickles": (
+        "cifar10-small-batch",
+        lambda f: (f / "cifar-10-python.tar.gz").write_bytes(b""),
+        "cifar-10-binary.tar.gz is missing .*holds pickles, which are not read",
     ),
     "nine classes": ("cifar10-small-batch", nine_classes, "9 classes, cifar10 has 10"),
 }

@@ -209,7 +209,9 @@ def test_a_block_that_fails_says_which_it_is() -> None:
     with torch.no_grad():
         field.layers[-1].map.bias.fill_(torch.nan)
     block, x = ContinuousBlock(field, (2,), index=7), torch.randn(3, 2)
-    with pytest.raises(SolveError, match="block 7 failed for 3 of 3 samples, at time 0 "):
+    with pytest.raises(
+        SolveError, match=r"block 7 failed for 3 of 3 samples \(rows 0, 1, 2\), at time 0 "
+    ):
         block(x, travel(x, 1e-5))
 
 

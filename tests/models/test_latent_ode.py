@@ -330,3 +330,20 @@ def test_what_is_no_series_is_refused() -> None:
         LatentODE(2).predict(series([3]).float())
     with pytest.raises(ValueError, match="hold a number"):
         model.decode(torch.zeros(1, 5).double(), torch.tensor([torch.nan]))
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0.0, math.nan, 2.0, 3.0], "rows of series 1 have no time"),
+        ([0.0, 2.0, 1.0, 3.0], "rows of series 1 go back in time"),
+    ],
+)
+def test_times_that_would_be_misread_are_refused(times: list[float], message: str) -> None:
+    model = LatentODE(2).double().eval()
+    series = torch.randn(2, 4, 3).double()
+    series[0, :, 0] = torch.tensor([0.0, 1.0, 2.0, math.nan])  # ends early: as it should
+    series[1, :, 0] = torch.tensor(times)
+    with pytest.raises(ValueError, match=message):
+        model.encode(series)
+    assert model.encode(series[:1]) is not None

@@ -478,7 +478,8 @@ def test_a_compiled_model_gives_the_same_likelihood_and_gradient() -> None:
 def test_a_sample_that_cannot_be_solved_is_an_error_that_names_block_time_and_remedy() -> None:
     model = small(shape=(2,), factors=None)
     with pytest.raises(
-        SolveError, match=r"block 0 failed for 1 of 3 samples, at time 0 .*check the input"
+        SolveError,
+        match=r"block 0 failed for 1 of 3 samples \(rows \d\), at time 0 .*check the input",
     ):
         model.log_prob(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [1.0, 1.0]]))
 
@@ -498,3 +499,14 @@ def test_training_may_use_another_method_than_evaluation() -> None:
     assert cost(False, **mixed) == cost(False, method="dopri5") != cost(False, method="bosh3")
     with pytest.raises(ValueError, match="training_method must be adaptive, got 'rk4'"):
         InfoCNF((2,), training_method="rk4")
+
+
+def test_what_is_no_tensor_and_no_number_of_samples_is_refused() -> None:
+    flow = InfoCNF((2,), hidden=(4,)).eval()
+    for x in (np.zeros((3, 2), np.float32), [[0.0, 0.0]]):
+        with pytest.raises(ValueError, match=r"not a tensor: use torch.as_tensor\(x, dtype="):
+            flow.log_prob(x)
+    for n in (-1, 2.5, "3"):
+        with pytest.raises(ValueError, match="number of samples must be a whole one"):
+            flow.sample(n)
+    assert flow.sample(0).shape == (0, 2)

@@ -333,7 +333,7 @@ def test_a_stiff_field_ends_within_its_budget() -> None:
 def test_a_failure_raises_an_error_that_names_place_time_and_remedy() -> None:
     solution = solve(blowing_up, torch.tensor([[2.0], [0.1]]), (0.0, 1.0), stepping="individual")
     with pytest.raises(
-        SolveError, match=r"block 3 failed for 1 of 2 samples, at time 0.5.*loosen"
+        SolveError, match=r"block 3 failed for 1 of 2 samples \(rows \d\), at time 0.5.*loosen"
     ) as caught:
         solution.check("block 3")
     assert caught.value.solution is solution
@@ -431,3 +431,17 @@ def test_many_samples_are_solved_in_shares_without_any_difference(
     for name in ("forward", "accepted", "rejected"):
         assert torch.equal(getattr(whole.stats, name), getattr(shared.stats, name))
     assert torch.equal(whole.status, shared.status) and whole.first_step == shared.first_step
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tolerance": "1e-4"}, "tolerance must be a number, got '1e-4'"),
+        ({"max_steps": -1}, "max_steps must be a whole number, 1 or more, got -1"),
+        ({"max_steps": 2.5}, "max_steps must be a whole number"),
+        ({"keep": -1}, "keep must be a whole number, 0 or more"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        solve(lambda t, y: -y, torch.ones(1, 1), (0.0, 1.0), **options)
