@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,10 +31,11 @@ def test_the_code_of_a_page_does_what_it_claims(
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
     before = dict(POLICIES)
-    names: dict[str, object] = {"__name__": "__main__"}
+    module = ModuleType("page")  # a module that can be found: compilers look names up there
+    monkeypatch.setitem(sys.modules, "page", module)
     try:
         for block in blocks(page):
-            exec(compile(block, str(page), "exec"), names)
+            exec(compile(block, str(page), "exec"), module.__dict__)
     finally:
         for added in set(POLICIES) - set(before):
             del POLICIES[added]
