@@ -250,8 +250,8 @@ def differentiable(context: SolveContext, tensors: Sequence[Tensor], gradient: s
 
 
 class _Checkpoint(torch.autograd.Function):
-    """States before accepted steps are kept, with the increments of their stages; each stage is
-    recomputed to be pulled back.
+    """States before accepted steps are kept, with the increments of their stages; each stage whose
+    graph was not kept is recomputed to be pulled back.
     """
 
     @staticmethod

@@ -204,13 +204,10 @@ class SharedIntegrator(Integrator):
         size, layout = after.detach().abs(), self.layout
         ratio = 0.0
         if self.problem.adaptive:
-            sums = [total.item() for total in self.errors(size)]
-            means = (total / max(n, 1) for total, n in zip(sums, layout.sizes, strict=False))
-            ratio = (
-                math.sqrt(max(means)) / self.tolerance
-                if all(map(math.isfinite, sums))
-                else math.nan
-            )
+            sums = to_host(self.errors(size))[:, 0].tolist()  # all that leaves the device
+            means = [total / max(n, 1) for total, n in zip(sums, layout.sizes, strict=False)]
+            sound = all(map(math.isfinite, means))
+            ratio = math.sqrt(max(means)) / self.tolerance if sound else math.nan
         if self.watched(last) and not math.isfinite(size.amax().item()):
             ratio = math.nan
         return ratio, size
@@ -220,15 +217,15 @@ class SharedIntegrator(Integrator):
         problem, control = self.problem, self.controller
         self.accepted += accept
         self.rejected += not accept
+        if accept and problem.adaptive and math.isnan(self.proposal):
+            self.proposal = size * control.elementary(ratio)
         if accept and last:
-            self.note_proposal(size, ratio)
             return Status.DONE
         cause = Status.STEP_TOO_SMALL if math.isfinite(ratio) else Status.NOT_FINITE
         if not problem.adaptive:
             return None if accept else cause
 
         if accept:
-            self.note_proposal(size, ratio)
             growth = control.factor(ratio, self.previous)
             self.h = size * (min(growth, 1.0) if self.stumbled else growth)
             self.previous = max(ratio, 1e-4)
@@ -239,11 +236,6 @@ class SharedIntegrator(Integrator):
             return cause
         spent = self.accepted + self.rejected >= problem.max_steps
         return Status.TOO_MANY_STEPS if spent else None
-
-    def note_proposal(self, size: float, ratio: float) -> None:
-        """The first step that came off tells what the next similar solve should try."""
-        if self.problem.adaptive and math.isnan(self.proposal):
-            self.proposal = size * self.controller.elementary(ratio)
 
 
 @dataclass

@@ -19,8 +19,8 @@ by :math:`r = \min(1, B / A)` leaves there some :math:`B r^2`. With :math:`d` th
 relative to the length of the interval. Of 7 nodes, the fewest that are judged, it is :math:`\max(2
 B, d)\, r`, and less where the fall is steep, by :math:`\min(1, 10\, r)^2`.
 
-Every sample extends its own rule until that is small enough, or small beside the standard error of
-an integrand that is itself an estimate; an interval that 31 nodes do not resolve is cut in two.
+Every sample extends its own rule until that is small enough, or below the standard error of an
+integrand that is itself an estimate; an interval that 31 nodes do not resolve is cut in two.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ ADDED = (
     ),
 )
 CUTS = 8  # of an interval, after which its error is stated as it is
-SMALL = 1.0  # of the standard error of an estimated integrand, below which no rule is extended
 NOISE = 16.0  # units of rounding of the integrand's size below which no rule is extended
 
 
@@ -209,7 +208,7 @@ def integrate_along(
         breaks: Times at which the integrand has a kink, where intervals are cut first.
         share: Nodes that are looked at in one call.
         deviation: Column with the standard error of the integrand, where it is an estimate: a
-            quadrature need not be much better than that.
+            quadrature need not be better than that.
     """
     samples, half = path.shape[0], np.full(path.shape[0], path.span / 2.0)
     waiting = Panels(np.arange(samples), path.start + half, half)
@@ -239,7 +238,7 @@ def integrate_along(
             last = cut == CUTS and level == len(NODES) - 1
             enough = estimate <= np.maximum(allowed, noise * size)
             if deviation is not None:
-                enough |= estimate <= SMALL * waiting.deviation(level, deviation)
+                enough |= estimate <= waiting.deviation(level, deviation)
             enough |= ~np.isfinite(estimate) | last
             np.add.at(error, waiting.rows[enough], estimate[enough])
             done.append((waiting.some(enough), level))

@@ -33,7 +33,8 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(
             call = ["train", str(path)]
         else:
             call = ["train", "--data", str(path)]
-        assert command([*call, *(["--out", str(tmp_path / "run")] if call[0] == "train" else [])])
+        out = ["--out", str(tmp_path / "run")] if call[0] == "train" else []
+        assert command([*call, *out]) == 2
         said = capsys.readouterr().err
         assert "pipe or a device" in said and len(said.strip().splitlines()) == 1
 

@@ -93,7 +93,7 @@ def test_the_cifar_archive_is_read_record_by_record(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_entry("cifar10", tmp_path).x, raw.x)
 
 
-def test_no_module_of_the_package_reads_pickles() -> None:
+def test_no_module_of_the_package_imports_pickle() -> None:
     package = Path(infocnf.__file__).parent
     for path in package.rglob("*.py"):
         names = {
