@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,14 +104,17 @@ MODELS: dict[str, Callable[[int], Held]] = {
 }
 
 
-def kept_truth(folder: Path, model: InfoCNF, x: Tensor, *how: Any) -> Tensor:
+def kept_truth(
+    folder: Path, model: InfoCNF, x: Tensor, y: Tensor | None, tolerance: float, large: bool
+) -> Tensor:
     """Exact log-likelihoods, computed once for a model and its samples."""
-    tensors = [*(parameter.detach() for parameter in model.parameters()), x]
+    labels = [] if y is None else [y]
+    tensors = [*(parameter.detach() for parameter in model.parameters()), x, *labels]
     seen = hashlib.sha256(b"".join(part.numpy().tobytes() for part in tensors))
-    file = folder / f"truth-{seen.hexdigest()[:16]}.npy"
+    file = folder / f"truth-{seen.hexdigest()[:16]}-{tolerance:g}.npy"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(file, truth(model, x, *how).numpy())
+        np.save(file, truth(model, x, y, tolerance, large).numpy())
     return torch.from_numpy(np.load(file))
 
 
