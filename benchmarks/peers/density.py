@@ -13,8 +13,8 @@ from benchmarks.peers.peers import installed
 
 __all__ = ["section"]
 
-TARGET = 1e-3
-TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
+TARGETS = (1e-3, 1e-5)
+TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 OURS = "infocnf, individual steps"
 
 INTRODUCTION = """\
@@ -23,9 +23,9 @@ Log-likelihood of 1,000 samples by flows trained by maximum likelihood: two bloc
 exact trace: an estimate by one probe is off by nats for a sample, whatever its solver. Single
 precision. Error is the root mean square over samples, in nats, against a solve in double precision
 at 1e-10; evaluations are means over samples, summed over blocks (ours by quadrature need a trace at
-some of them only). All contenders but ours and torchode's take steps that are shared by the batch,
-so that a sample's error depends on its neighbours; torchode's are individual but leave finished
-samples in the batch."""
+some of them only, and take that of the 43-D flow, which has two hidden layers, in closed form). All
+contenders but ours and torchode's take steps that are shared by the batch, so that a sample's error
+depends on its neighbours; torchode's are individual but leave finished samples in the batch."""
 
 
 def section(context: Context) -> str:
@@ -35,6 +35,7 @@ def section(context: Context) -> str:
         context.say(f"density of the {name} flow")
         bench = prepare(name, context.work, context.say)
         for block in bench.flow.blocks:  # type: ignore[union-attr]
+            # unit vectors beside the state, as the peers do
             block.exact = block.dynamics.exact = True
         x = bench.test[: 100 if context.quick else 1000]
         x = x.repeat(-(-1000 // len(x)), 1)[:1000] if not context.quick else x
@@ -45,9 +46,11 @@ def section(context: Context) -> str:
         if installed("diffrax", context.say):
             made["diffrax (jit)"] = jax_peer.density(bench.flow, x)
         curves = sweep(made, context.few(TOLERANCES), error, context.rounds(3), context.say)
-        curves = with_peaks(curves, made, TARGET)
         panels[f"{name} flow"] = curves
-        parts += [f"### {name} flow", table(curves, OURS, TARGET, "error of log p, nats")]
+        parts.append(f"### {name} flow")
+        for target in TARGETS:
+            curves = with_peaks(curves, made, target)
+            parts.append(table(curves, OURS, target, "error of log p, nats"))
     plot(context.pictures / "bench-density.png", panels, "error of log p (nats, rms)")
 
     return "\n\n".join([*parts, "![Work-precision of densities](../images/bench-density.png)"])

@@ -90,7 +90,9 @@ def standardised(x: np.ndarray) -> Tensor:
 IMAGE = {"blocks": 1, "hidden": (32, 32, 32), "trace": "hutchinson"}
 FLOWS = {
     "2-D": Recipe(moons, {"blocks": 2, "hidden": (64, 64, 64)}, 400, 256),
-    "43-D": Recipe(components, {"blocks": 2, "hidden": (128, 128)}, 200, 256),
+    "43-D": Recipe(
+        components, {"blocks": 2, "hidden": (128, 128), "trace": "hutchinson"}, 200, 256
+    ),
     "8x8": Recipe(images(8), IMAGE, 250, 64),
     "28x28": Recipe(images(28), IMAGE, 120, 16),
     "28x28, untrained": Recipe(images(28), IMAGE, 0, 16),

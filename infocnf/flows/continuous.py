@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from infocnf.ode.divergence import (
     contract,
     draw_probes,
     estimate_trace,
+    exact_products,
     products,
     unit_probes,
 )
@@ -42,12 +43,12 @@ from infocnf.random import combine_seeds
 __all__ = ["EXACT_UP_TO", "TRACES", "ContinuousBlock"]
 
 TRACES = ("auto", "exact", "hutchinson")
-EXACT_UP_TO = 16  # dimensions up to which `auto` takes the exact trace in training
+EXACT_UP_TO = 16  # products up to which `auto` takes the exact trace in training
 BUDGET = 2e10  # operations that `auto` spends on the traces of one sample and block in evaluation
 USUAL = 15  # nodes of a quadrature, by which that is judged
 FEWEST = 8  # probes of a node in evaluation, at least; two where only averages matter
 # what a quadrature may err, in tolerances of each coordinate; nodes of few coordinates are cheap
-LOOSER, TIGHTER = 3.0, 0.1
+LOOSER, TIGHTER = 1.0, 0.1
 FIXED = 2  # probes that are the same at all nodes
 AT_ONCE = 2**18  # numbers of states and tangents that are looked at in one call
 
@@ -62,17 +63,24 @@ class Dynamics(nn.Module):
 
     Arguments:
         field: The field.
-        exact: Whether the trace is exact.
+        exact: Whether the trace is exact, by the unit vectors.
+        closed: Whether it is the one that the field knows, where nothing but a trace is integrated.
     """
 
-    def __init__(self, field: nn.Module, exact: bool) -> None:
+    def __init__(self, field: nn.Module, exact: bool, closed: bool = False) -> None:
         super().__init__()
-        self.field, self.exact = field, exact
+        self.field, self.exact, self.closed = field, exact, closed
+
+    def probed(self, auxiliary: bool) -> bool:
+        """Whether it needs probes."""
+        return not self.exact and (auxiliary or not self.closed)
 
     def forward(self, t: Tensor, state: tuple[Tensor, ...], *context: Tensor) -> tuple[Tensor, ...]:
-        """Slopes; the context is the field's, and after it, unless the trace is exact, the probes
+        """Slopes; the context is the field's, and after it, where they are needed, the probes
         ``(batch, count, ...)`` of Hutchinson's estimates.
         """
+        if self.closed and len(state) == 2:
+            return cast("Any", self.field).with_trace(t, state[0], *context)
         z, directions, weight = state[0], unit_probes(state[0]) if self.exact else None, 1.0
         if directions is None:
             *context, probes = context  # type: ignore[assignment]
@@ -95,8 +103,8 @@ class ContinuousBlock(Block):
         shape: Shape of one sample.
         index: Position among the continuous blocks of the flow, which the tolerance policy is asked
             about.
-        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact up to 16 dimensions, in
-            evaluation where its cost fits a budget.
+        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact where that takes up to 16
+            products with the Jacobian, in evaluation where its cost fits a budget.
         probes: Distribution of Hutchinson's probes in training: ``rademacher`` or ``gaussian``.
         probe_count: Number of probes; in evaluation at each node, two at least, and as many as fit
             the budget where the trace is ``auto``.
@@ -128,8 +136,11 @@ class ContinuousBlock(Block):
         if probe_count < 1:
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
         self.trace = trace
-        self.exact = trace == "exact" or (trace == "auto" and math.prod(shape) <= EXACT_UP_TO)
-        self.dynamics = Dynamics(Sharpened(field) if sharpened else field, self.exact)
+        own, size = Sharpened(field) if sharpened else field, math.prod(shape)
+        most = {"exact": math.inf, "auto": EXACT_UP_TO, "hutchinson": 0}[trace]
+        self.exact_products = exact_products(own, size)
+        self.exact = self.exact_products <= most
+        self.dynamics = Dynamics(own, size <= most, self.exact and self.exact_products < size)
         if compile:
             self.dynamics.compile(dynamic=False)  # symbolic shapes break the compiler of torch 2.13
         self.shape, self.index = tuple(shape), index
@@ -154,7 +165,7 @@ class ContinuousBlock(Block):
             return self.integrate(x, traversal.seeds, traversal)
 
         probes: tuple[Tensor, ...] = ()
-        if not self.exact:
+        if self.dynamics.probed(traversal.auxiliary):
             probes = (
                 draw_probes(traversal.seeds, x, self.probe_count, self.probes, stream=self.index),
             )
@@ -213,7 +224,8 @@ class ContinuousBlock(Block):
             drift=(lambda t, z, *c: self.field(t, z, *c[:count])) if with_log_det else None,
         )
         if with_log_det:
-            each = math.prod(self.shape) if self.exact else self.probe_count
+            each = self.exact_products if len(state) == 2 else math.prod(self.shape)
+            each = self.probe_count if self.dynamics.probed(len(state) > 2) else each
             solution = with_products(solution, each, options)
         traversal.solves.append(BlockSolve(self.index, choice, solution))
         solution.check(f"block {self.index}")
@@ -240,7 +252,7 @@ class ContinuousBlock(Block):
         traces = Traces(self, x, own, seeds, count)
         with torch.no_grad():
             size = math.prod(self.shape)
-            share = LOOSER if size > EXACT_UP_TO else TIGHTER
+            share = LOOSER if self.exact_products > EXACT_UP_TO else TIGHTER
             allowed = share * size * tolerance.expand(len(x)).cpu().numpy()
             kinks = getattr(self.field, "kinks", ())
             found = integrate_along(
@@ -323,7 +335,7 @@ class ContinuousBlock(Block):
         else:
             wanted = self.probe_count * effort
         count = 2 ** int(math.log2(min(max(wanted, 2.0), 2.0**20)))
-        return None if count + FIXED >= math.prod(self.shape) else count
+        return None if count + FIXED >= self.exact_products else count
 
     def with_gradients(
         self,
@@ -393,7 +405,7 @@ class Traces:
         self.field, self.index, self.context = block.field, block.index, context
         self.seeds, self.count = seeds, count
         self.fixed = draw_probes(seeds, x, FIXED, stream=self.index).transpose(0, 1)
-        self.products = math.prod(block.shape) if count is None else count + FIXED
+        self.products = block.exact_products if count is None else count + FIXED
         self.share = max(AT_ONCE // ((1 + self.products) * math.prod(block.shape)), 1)
         tensors = (x, *context, *block.field.parameters())
         self.differentiable = any(tensor.requires_grad for tensor in tensors)

@@ -57,8 +57,9 @@ class InfoCNF(PartitionedModel):
             what makes one of the shape of a block's state, such as its class.
         context: Size of the covariates ``c`` that the fields see beside the state, ``field(t, z,
             c)``; 0 for none.
-        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact for blocks of up to 16
-            dimensions, in evaluation where its cost fits a budget.
+        trace: ``exact``, ``hutchinson``, or ``auto``: in training exact where that takes up to 16
+            products with the Jacobian (16 dimensions, or any number with one or two dense hidden
+            layers), in evaluation where its cost fits a budget.
         scales: Scales of a multiscale flow; as many as the size allows when None.
         blocks: Continuous blocks: of a flat flow, or before and after each squeeze of a multiscale
             one. Residual blocks on each side of a resolution of a U-Net, or of each width.

@@ -3,7 +3,8 @@ r"""Fields :math:`f(z, t; \theta)`: the right-hand sides of continuous flows.
 A field is called as ``field(t, z)`` with ``t`` of shape ``()`` or ``(batch,)``. Those here also
 offer ``pushforward(t, z, tangents)``, which returns :math:`f` and :math:`(\partial f / \partial
 z)\, \dot z` for several tangents in one stacked pass: the divergence then costs one wider
-evaluation, and its gradient one ordinary backward pass.
+evaluation, and its gradient one ordinary backward pass. Dense ones know their exact trace, too:
+``with_trace(t, z)``.
 """
 
 from __future__ import annotations
@@ -231,11 +232,15 @@ class LayeredField(nn.Module):
         """Slopes ``(batch, ...)`` of states ``(batch, ...)``."""
         phi = ACTIVATIONS[self.activation]
         h = z
-        for i, layer in enumerate(self.layers[:-1]):
-            h = layer(t, h)
-            h = phi.value(h + self.shift(i, h, context[0]) if self.shifts else h)
+        for i in range(len(self.layers) - 1):
+            h = phi.value(self.before(i, t, h, context))
 
         return self.layers[-1](t, h)
+
+    def before(self, i: int, t: Tensor, h: Tensor, context: Sequence[Tensor]) -> Tensor:
+        """Features of a hidden layer before its activation."""
+        h = self.layers[i](t, h)
+        return h + self.shift(i, h, context[0]) if self.shifts else h
 
     def shift(self, i: int, h: Tensor, context: Tensor) -> Tensor:
         """What a hidden layer adds for the context, in a shape that broadcasts to features."""
@@ -257,6 +262,52 @@ class LayeredField(nn.Module):
 
         slopes, pushed = last.linear(t, stack).split([1, len(tangents)])
         return slopes[0] + last.offset(t, stack), pushed
+
+    @property
+    def trace_products(self) -> int | None:
+        """What :meth:`with_trace` costs in products with the Jacobian; None where it has none."""
+        weights = self.constant_weights()
+        if len(weights) < 2:
+            return None
+        return 1 if len(weights) <= 3 else len(weights[0])
+
+    def constant_weights(self) -> list[Tensor]:
+        """Weights of the features in each layer, where all are dense and do not depend on time."""
+        dense = [layer for layer in self.layers if isinstance(layer, ConcatLinear)]
+        return [own.map.weight[:, :-1] for own in dense] if len(dense) == len(self.layers) else []
+
+    def with_trace(self, t: Tensor, z: Tensor, *context: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Slopes, and the exact trace of their Jacobian ``(batch,)``, for dense layers of weights
+        :math:`W_i` that do not depend on time.
+
+        With :math:`\Phi_i` the slopes of the activations, a diagonal matrix, a trace of products
+        may begin anywhere in their circle:
+
+        .. math:: \mathrm{tr}(W_n \Phi_{n-1} W_{n-1} \cdots \Phi_1 W_1)
+            = \mathrm{tr}\big(\Phi_1\, (W_1 W_n)\, \Phi_{n-1} W_{n-1} \cdots W_2\big) .
+
+        With two hidden layers it is a bilinear form of their slopes, whose matrix is the same for
+        all samples: the price of one more layer, in any number of dimensions. With more, the units
+        of the first hidden layer are pushed through the layers between.
+        """
+        phi, h, bends = ACTIVATIONS[self.activation], z, []
+        for i in range(len(self.layers) - 1):
+            h = self.before(i, t, h, context)
+            bends.append(phi.slope(phi.key(h)))
+            h = phi.value(h)
+        slopes = self.layers[-1](t, h)
+
+        weights = self.constant_weights()
+        around = weights[0] @ weights[-1]
+        first, last = bends[0], bends[-1]
+        if len(bends) == 1:
+            return slopes, first @ around.diagonal()
+        turned = weights[1].T  # (first, second), and (batch, first, next) from there on
+        for bend, weight in zip(bends[1:-1], weights[2:-1], strict=True):
+            turned = (turned * bend.unsqueeze(1)) @ weight.T
+        form = turned * around
+        total = last @ form.T if form.ndim == 2 else (form @ last.unsqueeze(2)).squeeze(2)
+        return slopes, (first * total).sum(1)
 
 
 def DenseField(  # noqa: N802

@@ -23,7 +23,8 @@ signs, whose difference tells the variance of their mean.
 
 Products are taken in forward mode where the field offers a ``pushforward`` (one stacked pass) and
 in reverse mode elsewhere: measured (``make bench``), PyTorch's own forward mode is
-slower than either.
+slower than either. A field that knows its exact trace offers ``with_trace``, and says in
+``trace_products`` how many products that costs.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = [
     "divergence",
     "draw_probes",
     "estimate_trace",
+    "exact_products",
     "orthogonal_probes",
     "products",
     "unit_probes",
@@ -106,6 +108,14 @@ def products(
         turned = torch.stack([torch.zeros_like(z) if p is None else p for p in pulled])
 
     return (slopes, turned) if record else (slopes.detach(), turned.detach())
+
+
+def exact_products(field: Callable[..., Tensor], size: int) -> int:
+    """Products of an exact trace in ``size`` dimensions: one with each unit vector, or fewer where
+    the field knows better.
+    """
+    known = getattr(field, "trace_products", None)
+    return size if known is None else min(size, known)
 
 
 def unit_probes(z: Tensor) -> Tensor:
@@ -193,6 +203,11 @@ def estimate_trace(
         count: Number of these, an even power of two; 0 for the fixed ones alone.
         context: What else the field needs.
     """
+    needed = exact_products(field, math.prod(z.shape[1:]))
+    if needed < math.prod(z.shape[1:]) and (seeds is None or (not count and needed <= len(fixed))):
+        _, trace = field.with_trace(t, z, *context)  # type: ignore[attr-defined]
+        own = trace if needed <= len(fixed) else probed(field, t, z, fixed, *context).mean(0)
+        return torch.stack([trace, trace, torch.zeros_like(trace), own], 1)
     if seeds is None:
         flat = fixed.flatten(2)
         trace, own = z.new_zeros(2, len(z)).unbind(0)
@@ -206,10 +221,17 @@ def estimate_trace(
     probes = fixed
     if count:
         probes = torch.cat([fixed, orthogonal_probes(seeds, z, count // 2).flatten(0, 1)])
-    _, turned = products(field, t, z, probes, *context)
-    each = (turned * probes).flatten(2).sum(2)
+    each = probed(field, t, z, probes, *context)
     own = each[: len(fixed)].mean(0)
     if not count:
         return torch.stack([own, own, torch.zeros_like(own), own], 1)
     one, other = each[len(fixed) :].unflatten(0, (2, -1)).mean(1)
     return torch.stack([own, (one + other) / 2.0, (one - other) / 2.0, own], 1)
+
+
+def probed(
+    field: Callable[..., Tensor], t: Tensor, z: Tensor, probes: Tensor, *context: Tensor
+) -> Tensor:
+    """Estimates of the trace by each of ``(probes, batch, ...)``, ``(probes, batch)``."""
+    _, turned = products(field, t, z, probes, *context)
+    return (turned * probes).flatten(2).sum(2)

@@ -142,10 +142,23 @@ def test_a_shape_that_cannot_be_squeezed_is_named_with_the_remedy() -> None:
         Squeeze()(torch.rand(1, 1, 5, 4), travel(torch.rand(1, 1), 1e-5))
 
 
-def test_auto_takes_the_exact_trace_up_to_sixteen_dimensions() -> None:
+def test_auto_takes_the_exact_trace_up_to_sixteen_products() -> None:
     assert ContinuousBlock(DenseField(16), (16,)).exact
     assert not ContinuousBlock(DenseField(17), (17,)).exact
     assert not ContinuousBlock(DenseField(2), (2,), trace="hutchinson").exact
+
+
+def test_auto_takes_the_trace_that_a_field_knows_in_any_number_of_dimensions() -> None:
+    block = ContinuousBlock(DenseField(40, (8, 8)), (40,))
+    assert block.exact and block.exact_products == 1
+    assert not ContinuousBlock(DenseField(40, (8, 8)), (40,), trace="hutchinson").exact
+    x = torch.randn(3, 40)
+    with torch.no_grad():
+        by_units = ContinuousBlock(DenseField(40, (8, 8)), (40,), trace="exact")
+        by_units.load_state_dict(block.state_dict())
+        by_units.dynamics.closed = False
+        expected = by_units(x, travel(x, 1e-6))[1]
+        torch.testing.assert_close(block(x, travel(x, 1e-6))[1], expected)
 
 
 def test_several_probes_come_closer_to_the_exact_trace() -> None:
@@ -164,7 +177,7 @@ def test_several_probes_come_closer_to_the_exact_trace() -> None:
 def test_the_probe_is_drawn_once_per_solve_and_differs_between_blocks() -> None:
     seen: list[list[Tensor]] = [[], []]
     field = DenseField(20, (8,))
-    blocks = [ContinuousBlock(field, (20,), index) for index in (0, 1)]
+    blocks = [ContinuousBlock(field, (20,), index, trace="hutchinson") for index in (0, 1)]
     x = torch.randn(2, 20)
     for block, probes in zip(blocks, seen, strict=True):
         block.dynamics.register_forward_pre_hook(

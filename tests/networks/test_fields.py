@@ -40,6 +40,29 @@ def test_pushforward_is_the_derivative_along_its_tangents(name: str, per_sample_
         torch.testing.assert_close(derivative, expected)
 
 
+@pytest.mark.parametrize("activation", ["softplus", "tanh"])
+@pytest.mark.parametrize("hidden", [(7,), (7, 9), (7, 9, 5), (7, 9, 5, 6)])
+def test_a_dense_field_knows_the_trace_of_its_jacobian(
+    hidden: tuple[int, ...], activation: str
+) -> None:
+    field = DenseField(4, hidden, activation=activation, context=2)
+    z, t, context = torch.randn(3, 4), torch.rand(3), torch.randn(3, 2)
+    slopes, trace = field.with_trace(t, z, context)
+    torch.testing.assert_close(slopes, field(t, z, context))
+
+    def one(z: torch.Tensor, t: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return field(t.unsqueeze(0), z.unsqueeze(0), c.unsqueeze(0))[0]
+
+    jacobians = torch.func.vmap(torch.func.jacrev(one))(z, t, context)
+    torch.testing.assert_close(trace, jacobians.diagonal(dim1=1, dim2=2).sum(1))
+
+
+def test_only_fields_with_constant_weights_know_their_trace() -> None:
+    known = {name: make()[0].trace_products for name, make in FIELDS.items()}
+    assert known == {"concat": 1, "tanh": 1, "concat_squash": None, "conv": None}
+    assert DenseField(3, (8, 6, 4)).trace_products == 8
+
+
 @pytest.mark.parametrize("name", FIELDS)
 def test_pushforward_can_be_differentiated_twice(name: str) -> None:
     field, shape = FIELDS[name]()
