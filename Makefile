@@ -3,8 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 THREADS ?= 2
 RUN ?= runs/digits
+TOOLS := .venv/release/bin
+CORE := .venv/core
+INTO_CORE := $(TOOLS)/python -m pip --disable-pip-version-check --python $(CORE)/bin/python
+TORCH_CPU ?= $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)  # wheels for Linux, for make hashes
 
-.PHONY: run test quick check browser docs bench clean help
+.PHONY: run test quick check browser docs bench hashes release clean help
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -38,6 +42,23 @@ docs: .venv/docs  ## build the documentation into site/
 bench: .venv/bench  ## measure against torchdiffeq, torchode, zuko and diffrax (an hour)
 	$(BIN)/python -m benchmarks --out docs
 
+hashes: .venv/release/installed  ## pin the core by version and hash: requirements-hashed.txt
+	$(TOOLS)/python release/hashes.py $(TORCH_CPU)
+
+release: .venv/release/installed  ## make dist/: packages, requirements, bill of materials, licences, sums
+	rm -rf dist $(CORE)
+	$(TOOLS)/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv --without-pip $(CORE)  # with nothing but the core
+	$(INTO_CORE) install --quiet --require-hashes --only-binary :all: -c constraints.txt -r requirements-hashed.txt
+	$(INTO_CORE) install --quiet --no-deps --no-index --find-links dist infocnf
+	$(INTO_CORE) check
+	$(CORE)/bin/infocnf --version
+	sed "s/^dynamic = .*/version = \"$$($(CORE)/bin/infocnf --version | cut -d' ' -f2)\"/" pyproject.toml > $(CORE)/pyproject.toml
+	$(TOOLS)/cyclonedx-py environment --pyproject $(CORE)/pyproject.toml --mc-type library --output-reproducible -o dist/sbom.cdx.json $(CORE)/bin/python
+	$(TOOLS)/pip-licenses --python $(CORE)/bin/python --with-system --order name --output-file dist/licences.txt
+	cp requirements-hashed.txt dist
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
 clean:  ## remove what was installed and made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache outputs  # runs are yours: kept
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -57,4 +78,10 @@ clean:  ## remove what was installed and made
 
 .venv/bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+.venv/release/installed: Makefile
+	test -x $(TOOLS)/python || $(PYTHON) -m venv .venv/release
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check \
+		build==1.6.1 cyclonedx-bom==7.5.0 hatchling==1.33.0 pip-licenses==5.5.5 uv==0.13.8
 	touch $@

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["InputError", "StoppedError", "WorkError", "is_leader"]
+__all__ = ["InputError", "StoppedError", "WorkError", "cut", "is_leader", "shown"]
 
 
 class InputError(ValueError):
@@ -19,6 +19,21 @@ class WorkError(RuntimeError):
 
 class StoppedError(WorkError):
     """Someone asked the work to stop, and what was done so far is saved."""
+
+
+def cut(text: str, most: int = 200) -> str:
+    """A text for a message, its middle left out where it is long."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
+
+
+def shown(value: object) -> str:
+    """A value for a message, whatever it is."""
+    try:
+        return cut(repr(value))
+    except ValueError:  # Python writes no numbers of thousands of digits
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a value nested too deeply"
 
 
 def is_leader() -> bool:

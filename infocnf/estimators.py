@@ -24,9 +24,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
-from infocnf.data.dataset import as_often
 from infocnf.evaluation.driver import Columns, Driver
-from infocnf.models import InfoCNF
+from infocnf.models import Categorical, InfoCNF
 from infocnf.runs import read_config
 from infocnf.runs.config import Config
 from infocnf.training.fit import fit_in_memory, rows_in_memory
@@ -198,7 +197,7 @@ class FlowEstimator(BaseEstimator):
         """The model so far, to be trained on, with classes as frequent as these."""
         model = deepcopy(self.model_).float()
         for name, mine in counts.items():
-            model.factors[name] = as_often(mine)
+            model.factors[name] = Categorical.as_often(mine.tolist())
         return model
 
     def encode(self, name: str, values: np.ndarray, count: int, go_on: bool) -> np.ndarray:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
-from infocnf.errors import InputError
+from infocnf.errors import InputError, shown
 
-__all__ = ["LARGEST_TEXT", "check_file", "digest_of", "write", "write_json"]
+__all__ = [
+    "LARGEST_TEXT",
+    "check_file",
+    "digest_of",
+    "spreadsheet_text",
+    "to_csv",
+    "write",
+    "write_json",
+]
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 LARGEST = 64 * 2**30  # bytes of a file of data
 LARGEST_TEXT = 64 * 2**20  # and of one that describes something
 
@@ -26,7 +38,7 @@ def check_file(path: Path, largest: int = LARGEST) -> None:
         return
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{shortened(path)} cannot be read ({why}): name another file") from None
+        raise InputError(f"{shown(str(path))} cannot be read ({why}): name another file") from None
     if stat.S_ISDIR(found.st_mode):
         raise InputError(f"{path} is a folder: name a file in it")
     if not stat.S_ISREG(found.st_mode):
@@ -35,12 +47,6 @@ def check_file(path: Path, largest: int = LARGEST) -> None:
         raise InputError(
             f"{path} has {found.st_size:,} bytes, more than the {largest:,} that are read: split it"
         )
-
-
-def shortened(path: Path) -> str:
-    """A path for a message, however long it is."""
-    text = repr(str(path))[1:-1]
-    return text if len(text) <= 200 else f"{text[:100]}...{text[-60:]}"
 
 
 def write(path: Path, content: bytes) -> None:
@@ -59,6 +65,32 @@ def write(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replace a file by a value as JSON for people to read."""
     write(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def spreadsheet_text(value: object) -> object:
+    """A cell of a table that a spreadsheet will not take for a formula: text that begins like one,
+    and is no number, has an apostrophe before it.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("-1"), spreadsheet_text(-1.0)
+    ("'=1+1", '-1', -1.0)
+    """
+    if not isinstance(value, str) or not value.startswith(FORMULAS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def to_csv(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table for people and spreadsheets."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    for row in (header, *rows):
+        cells = (f"{cell:.12g}" if isinstance(cell, float) else cell for cell in row)
+        table.writerow(map(spreadsheet_text, cells))
+    return text.getvalue()
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:

@@ -28,7 +28,7 @@ __all__ = [
 class Stream(IntEnum):
     """What a sample's numbers are for; the same seed gives unrelated numbers in every stream.
 
-    Continuous blocks use 0, 1, ... for their probes. The last three, and those below each, are of
+    Continuous blocks use 0, 1, ... for their probes. The last four, and those below each, are of
     single factors and blocks.
     """
 
@@ -43,6 +43,7 @@ class Stream(IntEnum):
     DROPOUT = -16
     GUESS = -(2**16)
     TOLERANCE = -(2**20)
+    LABEL = -(2**24)
 
 
 def sample_seeds(x: Tensor) -> Tensor:

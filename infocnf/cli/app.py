@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +15,11 @@ from infocnf.cli.predict import predict
 from infocnf.cli.reproduce import reproduce
 from infocnf.cli.sample import sample
 from infocnf.cli.train import train
-from infocnf.errors import InputError, StoppedError, WorkError, is_leader
+from infocnf.errors import InputError, StoppedError, WorkError, cut, is_leader, shown
 
 __all__ = ["app", "run"]
+
+LONGEST = 800  # characters of an error
 
 app = typer.Typer(
     help="Conditional continuous normalizing flows: one model that classifies, gives an exact "
@@ -82,18 +85,32 @@ def exit_code(error: Exception) -> int:
     """2 for what the user can mend, 1 for work that failed."""
     if isinstance(error, ClickError):
         return int(getattr(error, "exit_code", 2))
-    return 2 if isinstance(error, InputError) else 1
+    return 2 if isinstance(error, InputError) or is_path(error) else 1
+
+
+def is_path(error: Exception) -> bool:
+    """Whether a name was given that no file can have, or that may not be used."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.ELOOP)
+    return isinstance(error, ValueError) and "null byte" in str(error)
 
 
 def one_line(error: Exception) -> str:
     """What went wrong, in one line."""
     text = getattr(error, "format_message", lambda: str(error))()
-    line = " ".join(text.split())
+    line = cut(" ".join(text.split()), LONGEST)
     if (
         isinstance(error, (InputError, WorkError, ClickError))
         or type(error).__name__ == "SolveError"
     ):
         return line
+    if isinstance(error, OSError) and error.strerror:
+        name = f" ({shown(str(error.filename))})" if error.filename else ""
+        return f"{error.strerror}{name}: what was finished before is kept; mend it and try again"
+    if is_path(error):
+        return "a name holds a null byte, which no file can have: name another file"
+    if isinstance(error, MemoryError) or "allocate memory" in line:
+        return "out of memory: lower batch sizes or the size of the model; what was saved is kept"
     return f"{type(error).__name__}: {line or 'no reason given'} (--debug shows where)"
 
 
@@ -175,8 +192,31 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
     from infocnf.cli.options import console
     from infocnf.reports import write_report
     from infocnf.runs import Run
+    from infocnf.runs.manifest import seal_if_free
 
-    console.print(f"written: {write_report(Run.open(run, writing=True))}")
+    written = write_report(Run.open(run, writing=True))
+    seal_if_free(run)
+    console.print(f"written: {written}")
+
+
+def check(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
+    """Check a run: which of its files are damaged or missing, and what restores them.
+
+    Files are compared with manifest.json, which every command renews, and with what they know of
+    themselves. Exit code 1 where something is damaged or missing.
+    """
+    from infocnf.cli.options import console
+    from infocnf.runs import Run
+    from infocnf.runs.manifest import verify
+
+    found = verify(Run.open(run))
+    for finding in found:
+        told = f": {finding.remedy}" if finding.remedy else ""
+        console.print(f"{finding.state:<8} {finding.name}{told}")
+    lost = [finding for finding in found if finding.state in ("damaged", "missing")]
+    if lost:
+        raise WorkError(f"{run}: {len(lost)} of {len(found)} files are damaged or missing")
+    console.print(f"{len(found)} files, all whole")
 
 
 def bench(
@@ -196,7 +236,7 @@ def bench(
     main(context.args)
 
 
-for command in (train, evaluate, sample, predict, report, demo, reproduce):
+for command in (train, evaluate, sample, predict, report, check, demo, reproduce):
     app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

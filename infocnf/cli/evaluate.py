@@ -76,6 +76,7 @@ def evaluate(
     from infocnf.data.dataset import PARTS
     from infocnf.files import write_json
     from infocnf.runs import Run
+    from infocnf.runs.manifest import seal_if_free
 
     if part not in PARTS:
         raise InputError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
@@ -105,6 +106,7 @@ def evaluate(
     name = "evaluation" if part == "test" else f"evaluation-{part}"
     name += "-learned-tolerances" if learned_tolerances else ""
     write_json(run / f"{name}.json", {**found, "model_sha256": opened.model_digest})
+    seal_if_free(run)
     console.print(lines)
     console.print(f"written: {run / name}.json")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,21 +95,11 @@ def predict(
 def deliver(columns: dict[str, list[object]], out: Path | None) -> None:
     """Print the table, or write it where it was asked for."""
     from infocnf.cli.options import console
-    from infocnf.files import write
+    from infocnf.files import to_csv, write
 
-    text = as_csv(columns)
+    text = to_csv(columns, zip(*columns.values(), strict=True))
     if out is None:
         print(text, end="")
         return
     write(out, text.encode())
     console.print(f"written: {out} ({len(columns['example']):,} rows)")
-
-
-def as_csv(columns: dict[str, list[object]]) -> str:
-    """Columns as a table."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-        table.writerow([f"{cell:.12g}" if isinstance(cell, float) else cell for cell in row])
-    return text.getvalue()

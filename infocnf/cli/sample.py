@@ -53,6 +53,7 @@ def sample(
     from infocnf.files import write
     from infocnf.reports.samples import draw_samples, draw_series, main_factor
     from infocnf.runs import Run
+    from infocnf.runs.manifest import seal_if_free
 
     opened = Run.open(run)
     model, preparation = opened.any_model(), opened.preparation
@@ -88,6 +89,8 @@ def sample(
     else:
         content = table_of(path, samples, name or "label", labels, opened)
     write(path, content)
+    if path.resolve().parent == opened.folder.resolve():
+        seal_if_free(opened.folder)
     console.print(f"written: {path}")
 
 
@@ -104,10 +107,11 @@ def index_of(label: str | None, classes: list[str]) -> int | None:
 
 def table_of(path: Path, samples: Tensor, name: str, labels: list[str], run: Run) -> bytes:
     """Samples and their labels as ``.npz`` or ``.csv``; series as a long table, times first."""
-    import csv
     import io
 
     import numpy as np
+
+    from infocnf.files import to_csv
 
     values = samples.cpu().numpy()
     if path.suffix == ".npz":
@@ -120,14 +124,12 @@ def table_of(path: Path, samples: Tensor, name: str, labels: list[str], run: Run
         return buffer.getvalue()
     columns = run.facts["columns"] or [f"x{i}" for i in range(values[0].size)]
     own = [run.config.data.series or "series"] if run.is_series else []
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*own, *columns, *([name] if labels else [])])
-    for i, sample in enumerate(values):
-        for row in sample if run.is_series else [sample.reshape(-1)]:
-            numbers = (f"{value:.12g}" for value in row)
-            table.writerow([*([i] if own else []), *numbers, *(labels[i : i + 1])])
-    return text.getvalue().encode()
+    rows = (
+        [*([i] if own else []), *row.tolist(), *labels[i : i + 1]]
+        for i, sample in enumerate(values)
+        for row in (sample if run.is_series else [sample.reshape(-1)])
+    )
+    return to_csv([*own, *columns, *([name] if labels else [])], rows).encode()
 
 
 def picture_of(samples: Tensor, classes: list[str], labels: list[str], run: Run) -> bytes:

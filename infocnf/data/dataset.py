@@ -165,7 +165,8 @@ class Dataset:
             mine = values[self.parts["train"]]
             mine = mine[~missing(mine)]
             if name in self.raw.classes:
-                found[name] = as_often(np.bincount(mine, minlength=len(self.raw.classes[name])))
+                counts = np.bincount(mine, minlength=len(self.raw.classes[name]))
+                found[name] = Categorical.as_often(counts.tolist())
             else:
                 found[name] = Real(float(mine.mean()), max(float(mine.std()), 1e-12))
         return found
@@ -299,12 +300,6 @@ def unlabelled_among(raw: Raw) -> np.ndarray:
     for values in raw.labels.values():
         found |= missing(values)
     return found
-
-
-def as_often(counts: np.ndarray) -> Categorical:
-    """Classes as frequent as these counts, each with one more."""
-    shares = (counts + 1.0) / (counts + 1.0).sum()
-    return Categorical(len(counts), tuple(shares.tolist()))
 
 
 def missing(labels: np.ndarray) -> np.ndarray:

@@ -28,6 +28,7 @@ from infocnf.experiments.publishing import publish
 from infocnf.files import write_json
 from infocnf.runs import Run, checkpoints
 from infocnf.runs.parsing import old_names
+from infocnf.runs.records import read_json
 from infocnf.training.stages import epochs_of
 
 __all__ = [
@@ -254,7 +255,7 @@ def gather(experiment: Experiment, scale: Scale, runner: ExperimentRunner) -> Re
     for arm, seed, recipe in recipes_of(experiment, scale, runner):
         probes = {probe.name: runner.probe(recipe, probe, scale) for probe in experiment.probes}
         run_folder = runner.folder_of(recipe)
-        evaluation = Run.open(run_folder).read_json("evaluation.json")
+        evaluation = read_json(run_folder / "evaluation.json")
         runs.setdefault(arm.name, []).append(
             Result(seed, recipe, run_folder, read_rows(run_folder), evaluation, probes)
         )

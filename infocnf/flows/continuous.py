@@ -80,7 +80,8 @@ class Dynamics(nn.Module):
         ``(batch, count, ...)`` of Hutchinson's estimates.
         """
         if self.closed and len(state) == 2:
-            return cast("Any", self.field).with_trace(t, state[0], *context)
+            slopes, trace = cast("Any", self.field).with_trace(t, state[0], *context)
+            return slopes, trace.to(state[1])  # under autocast, too
         z, directions, weight = state[0], unit_probes(state[0]) if self.exact else None, 1.0
         if directions is None:
             *context, probes = context  # type: ignore[assignment]

@@ -118,6 +118,8 @@ def matching_objective(
     """
     path = StraightPath(times, coupling)
     labels, known = model.partial_labels(y, len(x))
+    if model.training:
+        model.count_labels(labels, known)
     unlabelled = [name for name in model.code.heads if name not in labels]
     if unlabelled:
         raise ValueError(f"matching needs the labels of every factor: {unlabelled[0]!r} has none")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from infocnf.models import pretrained
 from infocnf.models.code import PartitionedCode
 from infocnf.models.factors import Categorical, Factor, Real, factor_from_config, factor_to_config
+from infocnf.random import Stream, combine_seeds, draw_normal
 from infocnf.tolerances import (
     BlockShape,
     Fixed,
@@ -27,6 +29,7 @@ from infocnf.tolerances import (
 
 __all__ = ["Labels", "PartitionedModel", "Tolerance", "is_missing"]
 
+log = logging.getLogger("infocnf")
 Label = Tensor | float | Sequence[float]
 Labels = Label | Mapping[str, Label]
 Tolerance = float | Tensor | Sequence[float] | Policy
@@ -60,6 +63,10 @@ class PartitionedModel(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.factors = check_factors(factors or {})
+        # classes whose frequencies nobody gave, what was counted of them, whether that was said
+        self._open = {n for n, f in self.factors.items() if getattr(f, "probabilities", ()) is None}
+        self._counts: dict[str, Tensor] = {}
+        self._said = False
         own = training_tolerance is not None
         self.policy = as_policy(tolerance if training_tolerance is None else training_tolerance)
         evaluation = as_policy(tolerance) if own else self.policy
@@ -148,15 +155,25 @@ class PartitionedModel(nn.Module, ABC):
 
         return labels
 
-    def drawn_labels(
-        self, y: Labels | None, count: int, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
-        """The same, with labels of factors that were left out drawn as they occur."""
-        labels = self.labels(y, count)
-        for name, factor in self.factors.items():
+    def drawn_labels(self, y: Labels | None, seeds: Tensor) -> dict[str, Tensor]:
+        """The same, with labels of factors that were left out drawn as they occur, by the seeds of
+        the samples.
+        """
+        labels = self.labels(y, len(seeds))
+        self.check_frequencies(labels)
+        for i, (name, factor) in enumerate(self.factors.items()):
             if name not in labels:
-                labels[name] = factor.draw(count, self.device, generator)
+                like = torch.empty(len(seeds), dtype=torch.float64, device=seeds.device)
+                labels[name] = factor.draw(draw_normal(seeds, like, Stream.LABEL - i))
         return labels
+
+    def drawn_seeds(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """Seeds ``(n,)`` of new samples: the first of them are the same whatever their number."""
+        if not isinstance(n, int) or n < 0:
+            raise ValueError(f"the number of samples must be a whole one, 0 or more, got {n!r}")
+        device = None if generator is None else generator.device
+        seed = torch.randint(2**62, (), generator=generator, device=device)
+        return combine_seeds(seed.cpu(), torch.arange(n)).to(self.device)
 
     def partial_labels(
         self, y: Labels | None, count: int
@@ -178,6 +195,58 @@ class PartitionedModel(nn.Module, ABC):
                 known[name] = there.expand(count)
                 filled[name] = torch.where(there, label, torch.zeros_like(label))
         return self.labels(filled, count), known
+
+    def fit_frequencies(self, y: Labels) -> None:
+        """Take the frequencies of classes, which weigh them where nobody names one, from labels;
+        those that are missing do not count.
+        """
+        named = y if isinstance(y, Mapping) else {"y": y}
+        sizes = [as_numbers(name, value).numel() for name, value in named.items()]
+        self._counts = {}
+        self._open = {n for n, f in self.factors.items() if isinstance(f, Categorical)}
+        self.count_labels(*self.partial_labels(y, max(sizes, default=0)))
+        self.settle_frequencies()
+
+    def count_labels(self, labels: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+        """Count classes whose frequencies nobody gave, as objectives meet them in training;
+        evaluation mode begins with what was counted.
+        """
+        for name, label in labels.items():
+            factor = self.factors[name]
+            if name in self._open and isinstance(factor, Categorical):
+                mine = label[known[name]] if name in known else label
+                counts = torch.bincount(mine, minlength=factor.classes)
+                self._counts[name] = self._counts.get(name, 0) + counts
+
+    def settle_frequencies(self) -> None:
+        """Take the frequencies of classes from what was counted."""
+        for name, counts in self._counts.items():
+            self.factors[name] = Categorical.as_often(counts.tolist())
+            if name in self.code.heads:
+                self.code.heads[name].factor = self.factors[name]
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode:
+            self.settle_frequencies()
+        return super().train(mode)
+
+    def check_frequencies(self, labels: Collection[str]) -> None:
+        """Say once that classes are taken to be equally frequent, where that was never set and
+        some are not among the labels.
+        """
+        unset = [
+            name
+            for name, factor in self.factors.items()
+            if isinstance(factor, Categorical) and factor.probabilities is None
+            if name not in labels and factor.classes > 1
+        ]
+        if unset and not self.training and not self._said:
+            self._said = True
+            log.warning(
+                "the classes of %r are taken to be equally frequent: call fit_frequencies(y), or "
+                "give Categorical(..., probabilities=...)",
+                unset[0],
+            )
 
     def named(self, y: Labels | None) -> dict[str, Tensor]:
         """Labels of any shape by factor name, checked; none of them for None."""

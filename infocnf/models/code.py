@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from infocnf.flows.bijection import FlowStats
 from infocnf.models.factors import Categorical, Factor
-from infocnf.random import Stream, draw_uniform
+from infocnf.random import Stream, draw_normal, draw_uniform
 
 __all__ = [
     "POSITIONS",
@@ -355,19 +355,11 @@ class PartitionedCode(nn.Module):
         }
 
     def draw(
-        self,
-        labels: Labels,
-        count: int,
-        temperature: float,
-        like: Tensor,
-        generator: torch.Generator | None,
+        self, labels: Labels, temperature: float, like: Tensor, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Supervised and unsupervised codes of samples with the given labels."""
-        z_y, z_u = (
-            temperature
-            * torch.randn(count, size, dtype=like.dtype, device=like.device, generator=generator)
-            for size in self.sizes
-        )
+        """Supervised and unsupervised codes of samples with the given labels and seeds."""
+        noise = draw_normal(seeds, like.new_empty(len(seeds), sum(self.sizes)), Stream.NOISE)
+        z_y, z_u = (temperature * noise).split(self.sizes, dim=1)
         return self.from_standard_normal(z_y, labels), z_u
 
     def prior_moments(

@@ -8,7 +8,7 @@ the output of another, and says how labels are distributed when nobody names one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional as F  # noqa: N812
 
-Generator = torch.Generator | None
 __all__ = ["Categorical", "Factor", "Real", "factor_from_config"]
 
 LogDensity = Callable[[Tensor], Tensor]
@@ -49,6 +48,16 @@ class Categorical:
                     f"probabilities must be {self.classes} numbers that sum to 1, got {p}"
                 )
             object.__setattr__(self, "probabilities", p)
+
+    @classmethod
+    def as_often(cls, counts: Sequence[float]) -> Categorical:
+        """Classes as frequent as these counts, each with one more.
+
+        >>> Categorical.as_often([7, 0, 0]).probabilities
+        (0.8, 0.1, 0.1)
+        """
+        total = sum(counts) + len(counts)
+        return cls(len(counts), tuple((count + 1.0) / total for count in counts))
 
     @property
     def inputs(self) -> int:
@@ -89,12 +98,10 @@ class Categorical:
         """Probabilities ``(batch, classes)``."""
         return logits.softmax(-1)
 
-    def draw(self, count: int, device: torch.device, generator: Generator = None) -> Tensor:
-        """Labels as they occur."""
-        if not count:
-            return torch.empty(0, dtype=torch.long, device=device)
-        weights = self.log_probabilities(torch.float64).exp().to(device)
-        return torch.multinomial(weights, count, replacement=True, generator=generator)
+    def draw(self, noise: Tensor) -> Tensor:
+        """Labels as they occur, of standard normal numbers ``(count,)``."""
+        levels = self.log_probabilities(torch.float64).exp().cumsum(0)[:-1].to(noise.device)
+        return torch.bucketize(torch.special.ndtr(noise.double()), levels, right=True)
 
     def log_probabilities(self, dtype: torch.dtype) -> Tensor:
         """Logarithms of how often each class occurs."""
@@ -162,9 +169,8 @@ class Real:
             self.mean + self.scale * location, self.scale * log_width.exp(), validate_args=False
         )
 
-    def draw(self, count: int, device: torch.device, generator: Generator = None) -> Tensor:
-        """Labels as they occur."""
-        noise = torch.randn(count, dtype=torch.float64, device=device, generator=generator)
+    def draw(self, noise: Tensor) -> Tensor:
+        """Labels as they occur, of standard normal numbers ``(count,)``."""
         return self.mean + self.scale * noise
 
     def marginalise(self, log_density: LogDensity, like: Tensor) -> Tensor:

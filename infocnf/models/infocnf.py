@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from infocnf.flows.architectures import block_count, check_architecture
 from infocnf.flows.bijection import BlockSolve, FlowStats
 from infocnf.models import readout as one_step
 from infocnf.models.base import Labels, PartitionedModel, Tolerance
-from infocnf.models.certificate import Certificate
+from infocnf.models.certificate import Certificate, Error
 from infocnf.models.code import Code, PartitionedCode
 from infocnf.models.distribution import FlowDistribution
 from infocnf.models.factors import Factor
 from infocnf.models.readout import check_readout
 from infocnf.networks.sharpened import Sharpened
-from infocnf.ode import TABLEAUS, SolverOptions
+from infocnf.ode import TABLEAUS, SolverOptions, set_aside
 from infocnf.random import sample_seeds
 from infocnf.tolerances import BlockShape, Fixed
 
@@ -269,21 +269,43 @@ class InfoCNF(PartitionedModel):
         context: Tensor | None = None,
         generator: torch.Generator | None = None,
         error: bool = False,
+        failures: str = "raise",
     ) -> Any:  # noqa: ANN401
         r"""Log-density in nats, ``(batch,)``: :math:`\log p(x \mid y)`, or :math:`\log \sum_y
         p(y)\, p(x \mid y)` for ``y=None``; given the context, where there is one.
 
         With several factors ``y`` is a dict; the density is averaged over the labels of those it
-        leaves out. With ``error=True`` also a bound on its :class:`Error`, in evaluation mode.
+        leaves out. With ``error=True`` also a bound on its :class:`Error`, in evaluation mode, in
+        which ``failures="nan"`` gives NaN for samples that cannot be solved; else one of them
+        raises an error.
         """
         self.check_input(x)
         labels = self.labels(y, len(x))
         seeds = self.seeds(x, generator)
-        code = self.encode(x, tolerance=tolerance, context=context, seeds=seeds)
-        log_prob = self.code_log_prob(code, labels)
-        if not error:
-            return log_prob
-        return log_prob, Certificate(self, x, code, context=context, seeds=seeds).error(labels)
+        each = isinstance(tolerance, Tensor) and tolerance.ndim > 0
+
+        def solved(rows: Any, _: str | None = None) -> list[Tensor]:  # noqa: ANN401
+            mine = {name: label[rows] for name, label in labels.items()}
+            own = None if context is None else context[rows]
+            at: Any = cast("Tensor", tolerance)[rows] if each else tolerance
+            code = self.encode(x[rows], tolerance=at, context=own, seeds=seeds[rows])
+            log_prob = self.code_log_prob(code, mine)
+            if not error or not len(log_prob):
+                return [log_prob] * (5 if error else 1)
+            bound = Certificate(self, x[rows], code, context=own, seeds=seeds[rows]).error(mine)
+            return [log_prob, bound.solver, bound.quadrature, bound.trace, bound.rounding]
+
+        if failures == "nan" and not self.training:
+            found, kept = set_aside(solved, len(x))
+            lost = x.new_full((len(x),), torch.nan)
+            parts = [lost] * (5 if error else 1)
+            if found is not None:
+                parts = [lost.index_copy(0, kept.to(x.device), part) for part in found]
+        elif failures == "raise":
+            parts = solved(slice(None))
+        else:
+            raise ValueError(f"failures must be raise, or nan in evaluation mode, got {failures!r}")
+        return (parts[0], Error(*parts[1:])) if error else parts[0]
 
     def code_log_prob(
         self, code: Code, labels: Mapping[str, Tensor], known: Mapping[str, Tensor] | None = None
@@ -293,6 +315,7 @@ class InfoCNF(PartitionedModel):
         """
         if code.log_det is None:
             raise ValueError("the code has no log_det: encode with log_det=True")
+        self.check_frequencies(labels)
         return self.code.log_prob(code.supervised, code.unsupervised, labels, known) + code.log_det
 
     def logits(
@@ -344,7 +367,8 @@ class InfoCNF(PartitionedModel):
         """``n`` samples ``(n, *shape)`` of label ``y``: one for all, one each, or drawn as they
         occur for None.
 
-        A temperature below one narrows the prior: more typical samples, less variety.
+        A temperature below one narrows the prior: more typical samples, less variety. A generator
+        that is seeded alike gives the same first samples, whatever their number.
         """
         code = self.draw_code(n, y, temperature, generator)
         return self.visible(self.decode(code, tolerance=tolerance, context=context))
@@ -357,12 +381,11 @@ class InfoCNF(PartitionedModel):
         generator: torch.Generator | None = None,
     ) -> Code:
         """Codes of ``n`` samples of the prior."""
-        if not isinstance(n, int) or n < 0:
-            raise ValueError(f"the number of samples must be a whole one, 0 or more, got {n!r}")
         if not temperature >= 0:
             raise ValueError(f"temperature must not be negative, got {temperature}")
-        labels = self.drawn_labels(y, n, generator)
-        return Code(*self.code.draw(labels, n, temperature, self.like, generator))
+        seeds = self.drawn_seeds(n, generator)
+        labels = self.drawn_labels(y, seeds)
+        return Code(*self.code.draw(labels, temperature, self.like, seeds))
 
     @torch.no_grad()
     def counterfactual(

@@ -305,9 +305,11 @@ class LatentODE(PartitionedModel):
         """``n`` series without noise, ``(n, count, channels)``, at times ``(count,)``, of labels
         ``y`` or of such as occur.
         """
-        labels = self.drawn_labels(y, n, generator)
-        z_y, z_u = self.code.draw(labels, n, temperature, self.head.weight, generator)
-        start = self.code.merge(z_y, z_u)
+        seeds = self.drawn_seeds(n, generator)
+        labels = self.drawn_labels(y, seeds)
+        start = self.code.merge(*self.code.draw(labels, temperature, self.head.weight, seeds))
+        if not n:
+            return start.new_empty(0, len(times), self.channels)
         return self.decode(start, times, tolerance=tolerance, context=context)[0]
 
     def covariates(self, context: Tensor | None, count: int) -> tuple[Tensor, ...]:

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from infocnf.files import write
+from infocnf.files import check_file, write
 
 if TYPE_CHECKING:
     from infocnf.models.base import PartitionedModel
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BUNDLED", "bundled", "default_dtype", "load", "plain", "restore", "save"]
 
 FORMAT = 2
+RETRIES = 5  # of reading files that a training may be replacing
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BUNDLED = Path(str(files("infocnf"))) / "bundled"
 """Runs that come with the package."""
@@ -61,7 +63,7 @@ def name_of(config: bytes) -> str | None:
     """The class that a configuration names; None where it cannot be read."""
     try:
         return json.loads(config).get("model")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -102,13 +104,32 @@ def files_of(model: PartitionedModel, arguments: dict[str, Any]) -> tuple[bytes,
 
 
 def read_files(folder: Path) -> tuple[bytes, bytes]:
-    """Content of the two files, or an error that says which is missing."""
+    """Content of the two files, or an error that says which is missing. Where they do not belong
+    together, a training may be replacing them: they are read again after a moment.
+    """
+    for path in (folder / CONFIG, folder / WEIGHTS):
+        check_file(path)
+    for _ in range(RETRIES):
+        try:
+            content = (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"no model here: cannot read {error.filename} ({error.strerror})"
+            ) from None
+        if together(*content):
+            break
+        sleep(0.1)
+    return content
+
+
+def together(config: bytes, weights: bytes) -> bool:
+    """Whether the content of two files belongs together; :func:`restore` tells of anything else."""
     try:
-        return (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"no model here: cannot read {error.filename} ({error.strerror})"
-        ) from None
+        parsed = json.loads(config)
+        declared = parsed.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return True
+    return declared == digest(parsed, weights)
 
 
 def restore(
@@ -127,9 +148,11 @@ def restore(
     try:
         parsed = json.loads(config)
         declared, known = parsed.pop("sha256"), parsed["format"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        missing = isinstance(error, KeyError)
+        why = f"it has no {error}" if missing else "it cannot be read as a table"
         raise ValueError(
-            f"{folder / CONFIG} is not a model's configuration ({error!r}): save the model again"
+            f"{folder / CONFIG} is not a model's configuration ({why}): save the model again"
         ) from None
     name = kind.__name__
     if known not in range(1, FORMAT + 1) or parsed.get("model") != name:

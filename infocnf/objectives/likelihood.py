@@ -135,6 +135,8 @@ def likelihood_objective(
         stepping: ``shared`` or ``individual``; by the model's mode when None.
     """
     labels, known = model.partial_labels(y, len(x))
+    if model.training:
+        model.count_labels(labels, known)
     context = model.check_context(context, len(x))
     seeds = model.seeds(x, generator) if seeds is None else seeds
     code = model.encode(

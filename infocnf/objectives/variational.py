@@ -146,7 +146,8 @@ def variational_objective(
     Arguments:
         model: The model.
         series: Times and values; see :class:`LatentODE`.
-        y: Labels, of none, some or all factors.
+        y: Labels, of none, some or all factors; -1 for a class and NaN for a real value that is
+            missing.
         shortest: Least share of a series from which the state is encoded in training, at the
             beginning of an excerpt that is drawn for each batch; the whole series is reconstructed
             from it. Below 1 the field learns to be followed beyond what was seen, in both
@@ -161,7 +162,9 @@ def variational_objective(
         stepping: ``shared`` or ``individual``; by the model's mode when None.
         context: Static covariates ``(batch, context)`` of a model that has such.
     """
-    labels = model.labels(y, len(series))
+    labels, known = model.partial_labels(y, len(series))
+    if model.training:
+        model.count_labels(labels, known)
     seen = series
     if model.training and shortest < 1.0 and seeds is not None:
         seen = excerpt(series, shortest, seeds)
@@ -185,10 +188,11 @@ def variational_objective(
 
     count = there.sum((1, 2)).clamp(min=1)
     rest, nll = reconstruction(model, series, found, log_scale)
-    kl_u, kl_y, logits = divergences(model, posterior, z, labels)
+    kl_u, kl_y, logits = divergences(model, posterior, z, labels, known)
     cross_entropy = torch.zeros_like(nll)
     for name, label in labels.items():
-        cross_entropy = cross_entropy + model.factors[name].loss(logits[name], label)
+        mine = model.factors[name].loss(logits[name], label)
+        cross_entropy = cross_entropy + (mine.where(known[name], 0.0) if name in known else mine)
     losses = (nll + kl * kl_u + kl_supervised * kl_y + beta * cross_entropy) / count
 
     surrogate: Tensor | None = None
@@ -281,16 +285,23 @@ def measure_error(
 
 
 def divergences(
-    model: LatentODE, posterior: Posterior, z: Tensor, labels: Mapping[str, Tensor]
+    model: LatentODE,
+    posterior: Posterior,
+    z: Tensor,
+    labels: Mapping[str, Tensor],
+    known: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Divergences of the unsupervised and the supervised code, and the classifiers' logits to the
-    codes that were drawn.
+    codes that were drawn; ``known`` says of some labels which ones are.
     """
     (mean_y, mean_u), (scale_y, scale_u) = map(model.split, (posterior.mean, posterior.log_scale))
     logits = model.code.logits(model.split(z)[0], training=True)
     total = torch.zeros_like(mean_u.sum(1))
     scales = model.code.by_factor(scale_y)
     for name, (head, mean) in model.code.by_factor(mean_y).items():
-        mine = supervised_kl(head, mean, scales[name][1], logits[name], labels.get(name))
+        own = (head, mean, scales[name][1], logits[name])
+        mine = supervised_kl(*own, labels.get(name))
+        if name in known:
+            mine = torch.where(known[name], mine, supervised_kl(*own, None))
         total = total + mine
     return gaussian_kl(mean_u, scale_u), total, logits

@@ -68,7 +68,6 @@ def write_report(run: Run) -> Path:
         parts = [*pictures_of(model, data, run.preparation), progress(rows)]
     if evaluation:
         parts += [*mistakes(evaluation, data), *trust(evaluation)]
-    environment = run.read_json("environment.json")
     page = Environment(loader=PackageLoader("infocnf.reports", "."), autoescape=True)
     text = page.get_template("page.html.j2").render(
         title=f"{kind(model)} on {data.name}",
@@ -80,7 +79,7 @@ def write_report(run: Run) -> Path:
         sections=parts,
         table=last_rows(rows),
         config=(run.folder / "config.toml").read_text(),
-        facts=facts_of(run, environment),
+        facts=facts_of(run),
     )
     path = run.folder / "report.html"
     write(path, text.encode())
@@ -129,7 +128,7 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
         return [
             {k: float(v) if v else None for k, v in row.items() if k != "stage"} for row in rows
         ]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # a row with more cells than columns, too
         raise InputError(
             f"{run.folder / 'metrics.csv'} cannot be read ({error}): train for an epoch first"
         ) from None
@@ -313,9 +312,9 @@ def trust(evaluation: Mapping[str, Any]) -> list[Part]:
     return parts
 
 
-def facts_of(run: Run, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts_of(run: Run) -> list[tuple[str, str]]:
     """Where it ran and on what."""
-    facts = run.facts
+    facts, environment = run.facts, run.environment
     return [
         ("data", f"{facts['name']}, sha256 {facts['sha256'][:16]}..."),
         ("begun", environment["begun"]),

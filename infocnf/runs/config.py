@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from infocnf.data import load_data
+from infocnf.errors import shown
 from infocnf.matching import matching_objective
 from infocnf.models import InfoCNF, LatentODE
 from infocnf.objectives import likelihood_objective, variational_objective
@@ -305,8 +306,10 @@ class Config(Section):
         if isinstance(value, list):
             value = {"name": "per_block", "tolerances": value}
         if not isinstance(value, dict):
-            raise ValueError(f"must be a number or a table with a name, got {value!r}")
+            raise ValueError(f"must be a number or a table with a name, got {shown(value)}")
         named = {"name": "fixed", **value}
+        if not isinstance(named["name"], str):
+            raise ValueError(f"name must be that of a policy, got {shown(named['name'])}")
         check_arguments(named, bool((info.context or {}).get("trusted")))
         return policy_from_config(named).config()
 
@@ -329,4 +332,4 @@ def check_arguments(policy: dict[str, Any], trusted: bool) -> None:
         name, known = first["loc"][0], ", ".join(fields)
         if first["type"] == "extra_forbidden":
             raise ValueError(f"{policy['name']} has no {name!r}: it has {known}") from None
-        raise ValueError(f"{name}: {first['msg']}, got {given[str(name)]!r}") from None
+        raise ValueError(f"{name}: {first['msg']}, got {shown(given[str(name)])}") from None

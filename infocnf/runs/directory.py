@@ -11,13 +11,13 @@ model/             config.json, model.safetensors
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,22 +27,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from infocnf.data import Dataset, Preparation
-from infocnf.errors import InputError
-from infocnf.files import LARGEST_TEXT, check_file, digest_of, write, write_json
+from infocnf.errors import InputError, cut
+from infocnf.files import digest_of, write, write_json
 from infocnf.models import InfoCNF, LatentODE, PartitionedModel, load
 from infocnf.models.pretrained import bundled
 from infocnf.runs.build import build_data
 from infocnf.runs.checkpoints import BEST, DAMAGED, LAST, PREVIOUS
 from infocnf.runs.config import Config
 from infocnf.runs.parsing import parse_config, read_tables, to_toml
+from infocnf.runs.records import (
+    Environment,
+    Facts,
+    FlowMetrics,
+    SeriesMetrics,
+    check,
+    read_json,
+)
 from infocnf.tolerances import policy_class
 
-__all__ = ["Run", "check_data_paths", "claim", "describe", "remove_drafts"]
+__all__ = ["Run", "check_data_paths", "claim", "describe", "hold", "remove_drafts"]
 
 LARGE = 256  # dimensions whose exact trace a person waits for
-FACTS = ("shape", "levels", "classes", "columns", "sha256", "preparation")
 
 
 @dataclass(frozen=True)
@@ -139,27 +147,14 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What was recorded of its data."""
-        facts = self.read_json("data.json")
-        missing = [name for name in FACTS if name not in facts]
-        if missing:
-            raise InputError(
-                f"{self.folder / 'data.json'} has no {missing[0]!r}: restore it, or train again"
-            )
-        return facts
+        path = self.folder / "data.json"
+        return check(Facts, read_json(path), path)
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """A file of the run, or an error that names it."""
-        path = self.folder / name
-        check_file(path, LARGEST_TEXT)
-        try:
-            found = json.loads(path.read_text())
-            if not isinstance(found, dict):
-                raise ValueError("it holds no table")
-            return found
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{path} cannot be read ({error}): restore it, or make it again"
-            ) from None
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Where and how it ran."""
+        path = self.folder / "environment.json"
+        return check(Environment, read_json(path), path)
 
     @cached_property
     def preparation(self) -> Preparation:
@@ -170,7 +165,7 @@ class Run:
             saved["flip"],
             tuple(saved["mean"]),
             tuple(saved["scale"]),
-            saved.get("series", False),
+            saved["series"],
         )
 
     def data(self) -> Dataset:
@@ -192,20 +187,24 @@ class Run:
     @property
     def evaluation(self) -> dict[str, Any] | None:
         """``evaluation.json``, if the model it kept was evaluated."""
-        name = "evaluation.json"
-        if not (self.folder / name).is_file():
+        path = self.folder / "evaluation.json"
+        if not path.is_file():
             return None
-        found = self.read_json(name)
+        found = read_json(path)
         for old, new in (("read", "readout"), ("familiar", "reference_likelihood")):
             if old in found:  # of an earlier version
                 found[new] = found.pop(old)
-        return found if found.get("model_sha256") == self.model_digest else None
+        if found.get("model_sha256") != self.model_digest:
+            return None
+        return check(SeriesMetrics if self.is_series else FlowMetrics, found, path)
 
 
+LOCK, HOLDER = ".lock", ".holder"
 BEGUN = ("splits.npz", "data.json", "environment.json", "config.toml")  # in the order of writing
 FILES = re.compile(
     r"(splits\.npz|(data|environment|evaluation[a-z-]*)\.json|config\.toml|metrics\.csv|"
-    r"samples\.(png|csv)|report\.html|hparams\.yaml|events\.out\.tfevents\..*)"
+    r"samples\.(png|csv)|report\.html|hparams\.yaml|events\.out\.tfevents\..*|"
+    r"manifest\.json|\.lock|\.holder)"
 )
 INNER = {
     "checkpoints": re.compile("|".join(map(re.escape, (LAST, PREVIOUS, BEST, DAMAGED)))),
@@ -213,21 +212,52 @@ INNER = {
 }
 
 
-def claim(folder: Path, overwrite: bool) -> None:
-    """Make the directory; what is there is removed only where it is a run, and nothing else."""
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep a run directory, which is made, to this process; another one is told whose it is. The
+    system lets go of it whatever becomes of the process.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another --out")
+    lock, holder = FileLock(folder / LOCK), folder / HOLDER
     try:
-        if folder.is_dir() and any(folder.iterdir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        who = holder.read_text() if holder.is_file() else "another process"
+        raise InputError(
+            f"{folder} is in use by {cut(who.strip())}: wait for it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be used ({error.strerror}): choose another --out"
+        ) from None
+    try:
+        words = " ".join(sys.argv)
+        write(holder, f"process {os.getpid()} on {platform.node()}, {words!r}\n".encode())
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+
+
+def claim(folder: Path, overwrite: bool) -> None:
+    """Empty a directory that is held; what is there is removed only where it is a run, and nothing
+    else.
+    """
+    held = {folder / LOCK, folder / HOLDER}
+    try:
+        if set(folder.iterdir()) - held:
             if not overwrite:
                 raise InputError(
                     f"{folder} exists: continue it with --resume, replace it with --overwrite, "
                     "or choose another --out"
                 )
             check_run(folder)
-            for path in contents(folder):
+            for path in set(contents(folder)) - held:
                 path.unlink()
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be used ({error.strerror}): choose another --out"
@@ -246,8 +276,10 @@ def check_run(folder: Path) -> None:
             )
     config = folder / "config.toml"
     if config.is_file():
-        parse_config(read_tables(str(config)), str(config), trusted=True)
-    elif not {path.name for path in known if not draft_of(path.name)} <= set(BEGUN):
+        tables = read_tables(str(config))
+        tables.pop("tolerance", None)  # a policy of a stranger's is not imported to be deleted
+        parse_config(tables, str(config))
+    elif not {p.name for p in known if not draft_of(p.name)} <= {*BEGUN, LOCK, HOLDER}:
         raise InputError(f"{folder} is not a run directory: it will not be overwritten")
 
 

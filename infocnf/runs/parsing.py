@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from infocnf.errors import InputError
+from infocnf.errors import InputError, shown
 from infocnf.files import LARGEST_TEXT, check_file
 from infocnf.runs.config import Config, Recipe
 
@@ -46,6 +46,7 @@ GONE = {  # and the only value that such a setting may still have; any for ...
     "series.steps": None,
     "evaluation.budget": ...,
 }
+MOST_BASES = 20  # of a configuration, one over the other
 log = logging.getLogger("infocnf")
 
 
@@ -59,6 +60,8 @@ def read_tables(source: str, above: tuple[str, ...] = (), note: bool = False) ->
     """The tables of a preset or a file, over those of its ``base``; with a note on old names."""
     if source in above:
         raise InputError(f"configuration {source} has itself as its base: change its base")
+    if len(above) > MOST_BASES:
+        raise InputError(f"configuration {above[0]} has more than {MOST_BASES} bases: merge some")
     if source.endswith(".toml"):
         check_file(Path(source), LARGEST_TEXT)
         try:
@@ -72,8 +75,10 @@ def read_tables(source: str, above: tuple[str, ...] = (), note: bool = False) ->
         raise InputError(f"no preset is called {source!r}: {hint or suggest(source, presets())}")
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, and of numbers with thousands of digits
         raise InputError(f"configuration {source} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"configuration {source} is nested too deeply") from None
     tables = up_to_date(tables, note)
     base = tables.pop("base", None)
     return tables if base is None else merge(read_tables(str(base), (*above, source), note), tables)
@@ -104,7 +109,7 @@ def check_gone(name: str, value: object) -> None:
     """Refuse a setting that is no more, unless it changes nothing."""
     if GONE[name] not in (value, ...):
         raise InputError(
-            f"{name} is no longer a setting of the command: leave it out, got {value!r}"
+            f"{name} is no longer a setting of the command: leave it out, got {shown(value)}"
         )
 
 
@@ -186,7 +191,7 @@ def value_of(text: str) -> object:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -204,7 +209,7 @@ def parse_config(tables: dict[str, Any], source: str, trusted: bool = False) -> 
             message = f"no setting is called {key!r}: {suggest(key, keys(Config))}"
         else:
             reason = first["msg"].removeprefix("Value error, ")
-            value = "" if ", got " in reason else f", got {first['input']!r}"
+            value = "" if ", got " in reason else f", got {shown(first['input'])}"
             message = f"{key}: {reason[0].lower()}{reason[1:]}{value}"
         place = f"preset {source}" if source in presets() else source
         raise InputError(f"{message} (in {place})") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from infocnf.models.pretrained import default_dtype
 from infocnf.runs import Run, checkpoints
 from infocnf.runs.build import build_data, build_model, settle
 from infocnf.runs.config import Config
-from infocnf.runs.directory import check_data_paths, claim, describe, remove_drafts
+from infocnf.runs.directory import check_data_paths, claim, describe, hold, remove_drafts
 from infocnf.runs.parsing import apply_settings, differences, parse_config, to_toml
 from infocnf.training.distributed import launch, part
 from infocnf.training.loop import Observer, Training
@@ -40,12 +41,13 @@ def begin(
     check_parts(config, data)
     model = build_model(config, data)
     fabric = launch(config.trainer)
-    if is_leader():
-        claim(folder, overwrite)
-        describe(folder, config, data)
-    fabric.barrier()
-    Training(config, model, data, fabric, folder=folder, observer=observer).run()
-    part(fabric)
+    with hold(folder) if is_leader() else nullcontext():
+        if is_leader():
+            claim(folder, overwrite)
+            describe(folder, config, data)
+        fabric.barrier()
+        Training(config, model, data, fabric, folder=folder, observer=observer).run()
+        part(fabric)
     return Run(folder)
 
 
@@ -60,15 +62,16 @@ def resume(folder: Path, settings: Sequence[str] = (), *, observer: Observer | N
     check_parts(config, data)
     model = build_model(config, data)
     fabric = launch(config.trainer)
-    if is_leader():
-        checkpoints.put_aside(folder / "checkpoints")
-        remove_drafts(folder)
-        write(folder / "config.toml", to_toml(config).encode())
-    fabric.barrier()
-    training = Training(config, model, data, fabric, folder=folder, observer=observer)
-    training.load_state_dict(state)
-    training.run(checkpoint=path)
-    part(fabric)
+    with hold(folder) if is_leader() else nullcontext():
+        if is_leader():
+            checkpoints.put_aside(folder / "checkpoints")
+            remove_drafts(folder)
+            write(folder / "config.toml", to_toml(config).encode())
+        fabric.barrier()
+        training = Training(config, model, data, fabric, folder=folder, observer=observer)
+        training.load_state_dict(state)
+        training.run(checkpoint=path)
+        part(fabric)
     return Run(folder)  # whose configuration may have changed
 
 

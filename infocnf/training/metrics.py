@@ -189,10 +189,14 @@ class CSVLog:
         row = row_of(training)
         self.rows.append(row)
         if training.is_leader:
-            write(self.folder / "metrics.csv", to_csv(self.rows).encode())
+            self.save()
             numbers = {n: float(v) for n, v in row.items() if isinstance(v, int | float)}
             self.tensorboard.log_metrics(numbers, step=training.steps)
         return row
+
+    def save(self) -> None:
+        """Write all rows."""
+        write(self.folder / "metrics.csv", to_csv(self.rows).encode())
 
     @property
     def tensorboard(self) -> Any:  # noqa: ANN401

@@ -15,8 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from infocnf.errors import StoppedError, WorkError
-from infocnf.models import InfoCNF
+from infocnf.models import InfoCNF, load
 from infocnf.runs import checkpoints
+from infocnf.runs.manifest import seal
 
 if TYPE_CHECKING:
     from infocnf.training.loop import Training
@@ -25,6 +26,15 @@ __all__ = ["Checkpointer", "Rollback"]
 
 log = logging.getLogger("infocnf")
 LARGEST_HALVINGS = 10
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model that can be read."""
+    try:
+        load(folder)
+    except ValueError:
+        return False
+    return True
 
 
 class Rollback:
@@ -111,6 +121,7 @@ class Checkpointer:
         self.folder = folder
         self.best: list[float] | None = None
         self.improved = False
+        self.readout = "flow"
         self.saved = monotonic()
         self.asked = 0
         self.before: dict[signal.Signals, Any] = {}
@@ -127,9 +138,25 @@ class Checkpointer:
                 self.before[number] = signal.signal(number, self.ask)
         if source is None:
             self.save(training)
-        elif self.improved and training.is_leader:  # it was killed before this was done
-            checkpoints.copy_best(source)
+        elif training.is_leader:
+            self.mend(training, source)
         self.improved = False
+
+    def mend(self, training: Training, source: Path) -> None:
+        """Write again what a kill or damage took, from the checkpoint that was read."""
+        if self.improved:
+            checkpoints.copy_best(source)
+        if training.csv is not None and training.csv.rows:
+            training.csv.save()
+        own = training.config.training.select == "best"
+        kept = self.last.with_name(checkpoints.BEST) if own else source
+        done = self.best is not None if own else training.epoch == training.plan.epochs
+        if done and not is_model(self.folder / "model") and checkpoints.intact(kept):
+            now = deepcopy(training.weights())
+            training.load_weights(checkpoints.read(kept)["weights"])
+            self.keep(training)
+            training.load_weights(now)
+            log.warning("%s was damaged: restored from %s", self.folder / "model", kept)
 
     def stop(self) -> None:
         """Give the signals back."""
@@ -168,7 +195,7 @@ class Checkpointer:
         score = [training.validation.sums.get("failed", 0.0), loss]
         self.improved = self.best is None or score < self.best
         if self.improved:
-            self.best = score
+            self.best, self.readout = score, training.readout
             if training.config.training.select == "best":
                 self.keep(training)
 
@@ -177,10 +204,9 @@ class Checkpointer:
         final = training.epoch == training.plan.epochs
         select = training.config.training.select
         if final and select == "last":
+            self.readout = training.readout
             self.keep(training)
         self.save(training)
-        if self.improved and training.is_leader:
-            checkpoints.copy_best(self.last)
         self.improved = False
         if final and self.best is None and select == "best":
             raise WorkError(
@@ -191,10 +217,13 @@ class Checkpointer:
             raise StoppedError(f"stopped after epoch {training.epoch}")
 
     def save(self, training: Training) -> None:
-        """Write the last checkpoint."""
+        """Write the last checkpoint, which may be the best, too, and the manifest after it."""
         if training.is_leader:
-            own = {"best": self.best, "improved": self.improved}
+            own = {"best": self.best, "improved": self.improved, "readout": self.readout}
             checkpoints.save({**training.state_dict(), "checkpointer": own}, self.last)
+            if self.improved:
+                checkpoints.copy_best(self.last)
+            seal(self.folder)
         training.fabric.barrier()
         self.saved = monotonic()
 
@@ -202,9 +231,10 @@ class Checkpointer:
         """Write the model for others to use."""
         if training.is_leader:
             if isinstance(training.evaluated, InfoCNF):
-                training.evaluated.readout = training.readout
+                training.evaluated.readout = self.readout
             training.evaluated.save_pretrained(self.folder / "model")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The best score so far, and whether this is its checkpoint."""
+        """The best score so far, whether this is its checkpoint, and how its labels are read."""
         self.best, self.improved = state["best"], state["improved"]
+        self.readout = state.get("readout", self.readout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from infocnf import Categorical, InfoCNF, Real, load
+from infocnf import Categorical, InfoCNF, LatentODE, Real, load
 from infocnf.models.code import partition
+from infocnf.objectives import likelihood_objective
 from infocnf.ode import SolveError
 from infocnf.tolerances import Fixed, PerBlock
 
@@ -510,3 +512,50 @@ def test_what_is_no_tensor_and_no_number_of_samples_is_refused() -> None:
         with pytest.raises(ValueError, match="number of samples must be a whole one"):
             flow.sample(n)
     assert flow.sample(0).shape == (0, 2)
+
+
+def test_samples_that_cannot_be_solved_are_nan_where_that_is_asked_for() -> None:
+    flow, x = InfoCNF((2,), hidden=(4,)).eval(), torch.randn(5, 2)
+    expected, error = flow.log_prob(x, error=True)
+    x[[1, 3]] = torch.nan
+    found, bound = flow.log_prob(x, error=True, failures="nan")
+    for one, other in ((found, expected), (bound.total, error.total)):
+        assert torch.equal(one[[0, 2, 4]], other[[0, 2, 4]]) and one[[1, 3]].isnan().all()
+    assert flow.log_prob(x[1:2], failures="nan").isnan().all()
+    with pytest.raises(SolveError, match=r"rows 1, 3"):
+        flow.log_prob(x)
+    with pytest.raises(ValueError, match="raise, or nan in evaluation mode"):
+        flow.train().log_prob(x, failures="nan")
+
+
+def test_no_samples_have_no_likelihoods_and_no_errors() -> None:
+    flow = InfoCNF((2,), hidden=(4,)).eval()
+    found, error = flow.log_prob(torch.empty(0, 2), error=True)
+    assert found.shape == error.total.shape == (0,)
+
+
+def test_a_few_samples_are_the_beginning_of_more() -> None:
+    flow = InfoCNF((2,), {"side": Categorical(3)}, hidden=(4,)).eval()
+    few, more = (flow.sample(n, generator=torch.Generator().manual_seed(5)) for n in (8, 16))
+    torch.testing.assert_close(few, more[:8])
+    series = LatentODE(1, {"side": Categorical(3)}, latent=4, units=4, hidden=(4,)).eval()
+    times = torch.linspace(0, 1, 3)
+    few, more = (
+        series.sample(n, times, generator=torch.Generator().manual_seed(5)) for n in (2, 4)
+    )
+    torch.testing.assert_close(few, more[:2])
+    assert series.sample(0, times).shape == (0, 3, 1) and flow.sample(0).shape == (0, 2)
+
+
+@pytest.mark.parametrize("architecture", ["flat", "multiscale", "residual", "unet"])
+def test_every_architecture_trains_under_autocast(architecture: str) -> None:
+    shape = (1, 8, 8) if architecture in ("multiscale", "unet") else (3,)
+    hidden = (8, 8) if architecture == "residual" else (8,)
+    flow = InfoCNF(shape, architecture=architecture, hidden=hidden).float()
+    x = torch.rand(4, *shape, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = likelihood_objective(flow, x).loss
+        loss.backward()
+        assert flow.eval().log_prob(x).dtype == torch.float32
+    assert math.isfinite(loss.item())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in flow.parameters())
