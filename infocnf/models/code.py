@@ -203,6 +203,13 @@ class FactorHead(nn.Module):
         """
         if y is not None:
             return normal_log_prob(z, *self.moments(y))
+        # some codes at a time: each meets all labels, or all nodes of a real one
+        each = z.shape[1] * (self.factor.inputs if self.factor.inputs > 1 else NODES)
+        parts = z.split(max(AT_ONCE // each, 1)) if len(z) else (z,)
+        return torch.cat([self.marginal_log_prob(part) for part in parts])
+
+    def marginal_log_prob(self, z: Tensor) -> Tensor:
+        """The same averaged over labels."""
         return self.factor.marginalise(
             lambda embedded: normal_log_prob(z.unsqueeze(1), *self.embedded_moments(embedded)), z
         )
@@ -394,6 +401,8 @@ class PartitionedCode(nn.Module):
 
 
 ATTEMPTS = 2000
+AT_ONCE = 2**24  # numbers of codes and labels that are compared in one call
+NODES = 1000  # of a real label, about
 GRID = 4
 
 

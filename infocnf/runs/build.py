@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from infocnf.data import Dataset, load_data
 from infocnf.data.dataset import marginal_tables
-from infocnf.errors import InputError
+from infocnf.errors import InputError, shown
 from infocnf.flows.architectures import fit_marginals
 from infocnf.models import InfoCNF, LatentODE, PartitionedModel
 from infocnf.models.pretrained import default_dtype
@@ -19,6 +22,11 @@ from infocnf.runs.config import Config, Recipe
 from infocnf.tolerances import policy_from_config
 
 __all__ = ["build_data", "build_model", "settle"]
+
+COPIES = 6  # of weights: gradient, two moments, average, what a roll-back would go back to
+MANY_BLOCKS = 50
+DEAR_TRACE = 64  # products of an exact trace
+log = logging.getLogger("infocnf")
 
 
 def build_data(config: Config) -> Dataset:
@@ -71,6 +79,7 @@ def build_model(config: Config, data: Dataset) -> PartitionedModel:
         return build_latent_ode(config, data)
     arguments = config.model.model_dump()
     arguments["hidden"] = arguments["hidden"] or widths_for(data.shape)
+    check_memory(config.model.blocks, arguments["hidden"], data.shape)
     tables = marginal_tables(data) if arguments["marginals"] else None
     arguments["marginals"] = tables[1].shape[1] if tables else 0
     with default_dtype(getattr(torch, config.training.precision)):
@@ -89,7 +98,39 @@ def build_model(config: Config, data: Dataset) -> PartitionedModel:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
     if tables:
         fit_marginals(model.flow, *tables)
+    warn_of_cost(model)
     return model
+
+
+def check_memory(blocks: int, hidden: list[int], shape: tuple[int, ...]) -> None:
+    """Refuse a model that this machine cannot hold, before it is built: by about how many numbers
+    its layers have, and the copies of them that training makes.
+    """
+    kernel = 9 if len(shape) == 3 else 1
+    widths = [shape[0], *hidden, shape[0]]
+    numbers = blocks * kernel * sum(a * b for a, b in pairwise(widths))
+    needed = float(COPIES * 4 * numbers)
+    there = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if needed > there:
+        raise InputError(
+            f"model.blocks={blocks} of model.hidden={shown(hidden)} are at least {numbers:.1e} "
+            f"weights, and training them takes {needed / 2**30:,.0f} GB of memory, of which this "
+            f"machine has {there / 2**30:.0f}: lower either"
+        )
+
+
+def warn_of_cost(model: InfoCNF) -> None:
+    """Say what makes each step of training slow."""
+    blocks = model.blocks
+    if len(blocks) > MANY_BLOCKS:
+        log.warning("%d continuous blocks: every step solves as many equations", len(blocks))
+    dear = max((block.exact_products for block in blocks if block.exact), default=0)
+    if dear > DEAR_TRACE:
+        log.warning(
+            "exact traces take %d products with the Jacobian at every evaluation: a step may take "
+            "as many times the time of trace=hutchinson",
+            dear,
+        )
 
 
 def widths_for(shape: tuple[int, ...]) -> list[int]:

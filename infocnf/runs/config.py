@@ -31,7 +31,11 @@ from infocnf.tolerances import policy_class, policy_from_config
 
 __all__ = ["Config", "Recipe", "TrainerConfig"]
 
-Positive = Annotated[int, Field(gt=0)]
+MOST = 10**9  # of anything that is counted
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+Widths = Annotated[list[Width], Field(max_length=64)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -105,14 +109,16 @@ class ModelConfig(Section):
     architecture: str = of_flow("architecture", "auto, multiscale, flat, unet, residual")
     trace: str = of_flow("trace", "auto, exact, hutchinson")
     scales: Positive | None = of_flow("scales", "as many as the size allows when left out")
-    blocks: Positive = of_flow("blocks", "blocks before and after each squeeze")
-    hidden: list[Positive] = of_flow(
+    blocks: Annotated[int, Field(gt=0, le=256)] = of_flow(
+        "blocks", "blocks before and after each squeeze"
+    )
+    hidden: Widths = of_flow(
         "hidden", "widths of each field's hidden layers; []: by the shape"
     )
     activation: str = of_flow("activation", "softplus, tanh")
     time: str = of_flow("time", "concat, concat_squash (rows only)")
     alpha: float = of_flow("alpha", "margin of the logit at the data end of images")
-    probe_count: Positive = of_flow("probe_count", "number of probes of the trace")
+    probe_count: Width = of_flow("probe_count", "number of probes of the trace")
     method: str = of_flow("method", "dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
     training_method: str | None = of_flow("training_method", "another adaptive method for training")
     steps: Positive | None = of_flow("steps", "steps of a method without error estimate")
@@ -141,10 +147,10 @@ class SeriesConfig(Section):
     supervised: float = of_series(
         "supervised", "fraction of the state that knows the labels; 0: none does", ge=0, le=1
     )
-    latent: Positive = of_series("latent", "size of the hidden state")
-    units: Positive = of_series("units", "size of the encoder's recurrent state")
-    hidden: list[Positive] = of_series("hidden", "widths of the field's hidden layers")
-    decoder: Positive = of_series("decoder", "width of the decoder's hidden layer")
+    latent: Width = of_series("latent", "size of the hidden state")
+    units: Width = of_series("units", "size of the encoder's recurrent state")
+    hidden: Widths = of_series("hidden", "widths of the field's hidden layers")
+    decoder: Width = of_series("decoder", "width of the decoder's hidden layer")
     encoder: str = of_series("encoder", "rnn, gru, ode_rnn")
     noise: Share | None = of_series(
         "noise", "deviation of the observations, in units of the model; learned"
@@ -168,7 +174,7 @@ class Recipe(Section):
     """How an objective is minimised."""
 
     epochs: Positive = Field(400, description="passes through the training part")
-    min_steps: Annotated[int, Field(ge=0)] = Field(
+    min_steps: Count = Field(
         0, description="more epochs where these would be fewer steps"
     )
     batch_size: Positive = Field(900, description="examples per step, over all processes")
@@ -178,7 +184,7 @@ class Recipe(Section):
     )
     learning_rate: Share = Field(1e-3, description="of the flow, its prior and classifier")
     weight_decay: Weight = Field(0.0, description="decoupled weight decay (AdamW)")
-    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps until the full learning rate")
+    warmup: Count = Field(0, description="steps until the full learning rate")
     schedule: Literal["constant", "cosine"] = Field("constant", description="constant, cosine")
     milestones: list[Positive] = Field([], description="epochs after which the rate drops")
     gamma: Part = Field(0.1, description="factor of the rate at each milestone")
@@ -195,7 +201,7 @@ class MatchingConfig(Recipe):
     epochs: Positive = Field(100, description="passes through the training part")
     batch_size: Positive = Field(64, description="examples per step, over all processes")
     learning_rate: Share = Field(4e-3, description="of the flow")
-    warmup: Annotated[int, Field(ge=0)] = Field(50, description="steps until the full rate")
+    warmup: Count = Field(50, description="steps until the full rate")
     schedule: Literal["constant", "cosine"] = Field("cosine", description="constant, cosine")
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.995, description="decay of the moving average of weights; 0: none"
@@ -224,7 +230,7 @@ class MatchingConfig(Recipe):
     sharpness: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         1.0, description="how firmly the flow decides for a label afterwards; 1: as matched"
     )
-    refit: Annotated[int, Field(ge=0)] = Field(
+    refit: Count = Field(
         2000, description="examples to whose codes the prior is fitted afterwards; 0: none"
     )
 
@@ -242,7 +248,7 @@ class TrainingConfig(Recipe):
     select: Literal["best", "last"] = Field("best", description="model to keep: best, last")
     checkpoint_minutes: Weight = Field(10.0, description="minutes between checkpoints in an epoch")
     patience: Positive = Field(3, description="bad steps in a row until a roll-back")
-    watch_test: Annotated[int, Field(ge=0)] = Field(
+    watch_test: Count = Field(
         0, description="test examples whose metrics are recorded, too, and never used"
     )
 

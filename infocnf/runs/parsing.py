@@ -100,9 +100,14 @@ def up_to_date(tables: dict[str, Any], note: bool = False) -> dict[str, Any]:
             new = ALIASES.get(name, name)
             if note and new != name:
                 log.warning("%s is now called %s", name, new)
-            value = VALUES.get(new, {}).get(str(value).lower(), value)
+            value = present_value(new, value)
             found[section][new.partition(".")[2]] = value
     return found
+
+
+def present_value(key: str, value: object) -> object:
+    """A value of an earlier version by its present name."""
+    return VALUES[key].get(shown(value).strip("'").lower(), value) if key in VALUES else value
 
 
 def check_gone(name: str, value: object) -> None:
@@ -170,7 +175,7 @@ def apply_settings(tables: dict[str, Any], settings: Iterable[str]) -> dict[str,
             useful = [one for one in known if not is_idle(one, stages)]
             raise InputError(f"no setting is called {key!r}: {suggest(key, useful)}")
         value: Any = value_of(text.strip())
-        value = VALUES.get(key, {}).get(str(value).lower(), value)
+        value = present_value(key, value)
         if key.startswith("tolerance."):
             policy[key.removeprefix("tolerance.")] = value
             before = tables.get("tolerance")
