@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from infocnf.data import Dataset, Preparation
+from infocnf.data.dataset import moments
 from infocnf.evaluation.driver import Columns, Driver
 from infocnf.models import Categorical, InfoCNF
 from infocnf.runs import read_config
@@ -163,8 +164,8 @@ class FlowEstimator(BaseEstimator):
         if not rows.shape[1]:
             raise ValueError("all columns are constant: there is no density to learn")
         if not go_on:
-            mean, scale = rows.mean(0).tolist(), rows.std(0).tolist()
-            self.preparation_ = Preparation(mean=tuple(mean), scale=tuple(scale))
+            mean, scale = moments(rows)
+            self.preparation_ = Preparation(mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
         inner = {} if target is None else {TARGET: target}
         for name, values in (labels or {}).items():

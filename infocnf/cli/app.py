@@ -67,6 +67,8 @@ def run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     rest = [argument for argument in arguments if argument != "--debug"]
     try:
+        for word in rest:
+            check_text(word)
         return int(app(rest, prog_name="infocnf", standalone_mode=False) or 0)
     except ModuleNotFoundError:
         raise  # an extra that is not installed: main says which
@@ -77,8 +79,17 @@ def run(arguments: list[str]) -> int:
         if not is_leader() and isinstance(error, StoppedError):
             return 0  # Lightning would take another code for a crash
         if is_leader():
-            print(f"infocnf: {one_line(error)}{value_given(error, rest)}", file=sys.stderr)
+            said = cut(f"{one_line(error)}{value_given(error, rest)}", LONGEST)
+            print(f"infocnf: {said}", file=sys.stderr)
         return code
+
+
+def check_text(word: str) -> None:
+    """Refuse an argument whose bytes are no text, which could not be shown or written."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{shown(word)} is no text in UTF-8: rename it") from None
 
 
 def exit_code(error: Exception) -> int:
@@ -98,7 +109,7 @@ def is_path(error: Exception) -> bool:
 def one_line(error: Exception) -> str:
     """What went wrong, in one line."""
     text = getattr(error, "format_message", lambda: str(error))()
-    line = cut(" ".join(text.split()), LONGEST)
+    line = " ".join(text.split())
     if (
         isinstance(error, (InputError, WorkError, ClickError))
         or type(error).__name__ == "SolveError"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,7 @@ from infocnf.random import Stream, draw_uniform, sample_seeds
 __all__ = ["PARTS", "Dataset", "Preparation", "Raw", "marginal_tables", "split", "spread_over"]
 
 PARTS = ("train", "validation", "test")
+SMALLEST = 1e-290  # spread of a column, and the inverse of its largest value
 
 
 @dataclass(frozen=True)
@@ -184,14 +185,14 @@ class Dataset:
             width = self.raw.x.shape[1]
             return Preparation(mean=(0.0,) * width, scale=(1.0,) * width)
         mine = self.raw.x[self.parts["train"]].astype(np.float64)
-        scale = mine.std(0)
         flat = np.flatnonzero(np.ptp(mine, 0) == 0)
         if len(flat):
             name = self.raw.columns[flat[0]] if self.raw.columns else f"number {flat[0]}"
             raise InputError(
                 f"column {name} of {self.name} is constant and has no density: leave it out"
             )
-        return Preparation(mean=tuple(mine.mean(0).tolist()), scale=tuple(scale.tolist()))
+        mean, scale = moments(mine, self.raw.columns)
+        return Preparation(mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
     def series_preparation(self) -> Preparation:
         """How series become what a model reads: values standardised, and times in units in which a
@@ -207,7 +208,7 @@ class Dataset:
             if np.isnan(column).all() or np.nanmax(column) == np.nanmin(column):
                 name = self.raw.columns[i + 1]
                 raise InputError(f"column {name} of {self.name} is constant or empty: leave it out")
-        mean, scale = np.nanmean(values, 0), np.nanstd(values, 0)
+        mean, scale = moments(values, self.raw.columns[1:])
         return Preparation(
             mean=(0.0, *mean.tolist()), scale=(span / 4.0, *scale.tolist()), series=True
         )
@@ -300,6 +301,25 @@ def unlabelled_among(raw: Raw) -> np.ndarray:
     for values in raw.labels.values():
         found |= missing(values)
     return found
+
+
+def moments(columns: np.ndarray, names: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of columns ``(rows, columns)``, whatever their unit; an error
+    that names one whose numbers double precision cannot tell apart. Missing values do not count.
+
+    >>> moments(np.array([[1e200, 2.0], [3e200, 4.0]]))
+    (array([2.e+200, 3.e+000]), array([1.e+200, 1.e+000]))
+    """
+    largest = np.nanmax(np.abs(columns), 0, initial=0.0)
+    unit = np.ldexp(1.0, np.frexp(np.where(largest > 0.0, largest, 1.0))[1] - 1)  # exact
+    mean, scale = np.nanmean(columns / unit, 0) * unit, np.nanstd(columns / unit, 0) * unit
+    for i in np.flatnonzero((scale < SMALLEST) | (largest > 1.0 / SMALLEST)).tolist():
+        name = names[i] if names else f"number {i}"
+        raise InputError(
+            f"column {name} has values of up to {largest[i]:.0e} and a spread of {scale[i]:.0e}, "
+            "which is more than double precision can tell: give it in another unit"
+        )
+    return mean, scale
 
 
 def missing(labels: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except Exception as error:  # each format has errors of its own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
         raise InputError(f"{path} cannot be read as a table ({reason})") from None
     if frame.empty:
         raise InputError(f"{path} has no rows")
@@ -113,5 +113,10 @@ def plain(column: pd.Series) -> np.ndarray:
     if column.dtype.kind in "biuf" and known.all():
         return column.to_numpy(dtype=np.dtype(f"{column.dtype.kind}{column.dtype.itemsize}"))
     words = np.full(len(column), "", dtype=object)
-    words[known] = column[known].astype(str).to_numpy()
+    try:
+        words[known] = column[known].astype(str).to_numpy()
+    except UnicodeDecodeError:
+        raise InputError(
+            f"column {column.name!r} holds bytes that are no words: save them as words"
+        ) from None
     return words.astype(str)

@@ -112,9 +112,7 @@ class ModelConfig(Section):
     blocks: Annotated[int, Field(gt=0, le=256)] = of_flow(
         "blocks", "blocks before and after each squeeze"
     )
-    hidden: Widths = of_flow(
-        "hidden", "widths of each field's hidden layers; []: by the shape"
-    )
+    hidden: Widths = of_flow("hidden", "widths of each field's hidden layers; []: by the shape")
     activation: str = of_flow("activation", "softplus, tanh")
     time: str = of_flow("time", "concat, concat_squash (rows only)")
     alpha: float = of_flow("alpha", "margin of the logit at the data end of images")
@@ -174,9 +172,7 @@ class Recipe(Section):
     """How an objective is minimised."""
 
     epochs: Positive = Field(400, description="passes through the training part")
-    min_steps: Count = Field(
-        0, description="more epochs where these would be fewer steps"
-    )
+    min_steps: Count = Field(0, description="more epochs where these would be fewer steps")
     batch_size: Positive = Field(900, description="examples per step, over all processes")
     micro_batch: Positive | None = Field(None, description="examples solved at a time, per process")
     optimizer: Literal["adam", "muon"] = Field(

@@ -30,7 +30,7 @@ SETTINGS = (
     "matching.batch_size=16",
     "matching.ema=0.5",
     "training.epochs=3",
-    "training.learning_rate=0.05",  # so that the best epoch is not the last
+    "training.learning_rate=0.5",  # so that the best epoch is not the last
     "training.ema=0.5",
     "training.validate_every=1",
     "tolerance={name='learned', start=1e-3}",
