@@ -8,7 +8,7 @@ CORE := .venv/core
 INTO_CORE := $(TOOLS)/python -m pip --disable-pip-version-check --python $(CORE)/bin/python
 TORCH_CPU ?= $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)  # wheels for Linux, for make hashes
 
-.PHONY: run test quick check browser docs bench hashes release clean help
+.PHONY: run test quick fuzz check browser docs bench hashes release clean help
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,6 +26,9 @@ test: check  ## check, then run all tests
 
 quick: .venv/installed  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(THREADS) -m 'not slow'
+
+fuzz: .venv/installed  ## the fuzzers with FUZZ times as many calls, all new, and a kill at every write
+	FUZZ=$(or $(FUZZ),20) $(BIN)/python -m pytest -n $(THREADS) tests/fuzz tests/training/test_kills.py
 
 check: .venv/installed  ## format, lint, types, layers and doctests
 	$(BIN)/ruff format --check .

@@ -52,8 +52,8 @@ def options(
 
         try:
             import_from_here(module)
-        except ImportError as error:
-            raise InputError(f"--import {module}: {error}") from None
+        except (ImportError, TypeError, ValueError) as error:
+            raise InputError(f"--import {shown(module)} cannot be imported: {error}") from None
     if version:
         from infocnf import __version__
 

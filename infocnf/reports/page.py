@@ -59,8 +59,8 @@ def write_report(run: Run) -> Path:
     """Write ``report.html`` into a run directory."""
     from jinja2 import Environment, PackageLoader
 
-    rows, model, data = read_metrics(run), run.any_model(), run.data()
-    evaluation = run.evaluation
+    facts, evaluation, rows = facts_of(run), run.evaluation, read_metrics(run)
+    model, data = run.any_model(), run.data()
     if isinstance(model, LatentODE):
         parts = series_parts(model, data, run.preparation, rows)
     else:
@@ -79,7 +79,7 @@ def write_report(run: Run) -> Path:
         sections=parts,
         table=last_rows(rows),
         config=(run.folder / "config.toml").read_text(),
-        facts=facts_of(run),
+        facts=facts,
     )
     path = run.folder / "report.html"
     write(path, text.encode())
@@ -123,8 +123,8 @@ def read_metrics(run: Run) -> list[dict[str, float | None]]:
     try:
         with (run.folder / "metrics.csv").open() as stream:
             rows = list(csv.DictReader(stream))
-        if not rows:
-            raise ValueError("it has no rows")
+        if not rows or not rows[0].get("epoch"):
+            raise ValueError("it has no rows of epochs")
         return [
             {k: float(v) if v else None for k, v in row.items() if k != "stage"} for row in rows
         ]
@@ -279,7 +279,7 @@ def progress(rows: list[dict[str, float | None]]) -> Part:
             "likelihood until their end."
         )
     pictures = [figures.curves(rows)]
-    if any(row["tolerance_0"] is not None for row in rows):
+    if any(row.get("tolerance_0") is not None for row in rows):
         pictures.append(figures.tolerances(rows))
     return Part("Training", text, pictures)
 

@@ -86,6 +86,7 @@ CALLS = (
 @fuzzed(100)
 @given(st.sampled_from(CALLS), values)
 @example("train --data {0}", "a\0b")
+@example("--import {0}", "../../..")
 @example("predict {run} {0}", "x" * 5000)
 def test_arguments(
     run: Path,

@@ -68,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "whole"
 
 
-@fuzzed(60)
+@fuzzed(40)
 @given(
     st.sampled_from(FILES),
     st.sampled_from(DAMAGES),
@@ -76,6 +76,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.floats(0.0, 1.0, exclude_max=True),
 )
 @example("evaluation.json", "other", COMMANDS[2], 0.0)
+@example("metrics.csv", "flipped", COMMANDS[3], 0.0)
 @example("data.json", "nested", COMMANDS[0], 0.0)
 def test_a_damaged_run_is_answered_in_a_line(
     whole: Path,
