@@ -203,8 +203,10 @@ def estimate_trace(
         count: Number of these, an even power of two; 0 for the fixed ones alone.
         context: What else the field needs.
     """
-    needed = exact_products(field, math.prod(z.shape[1:]))
-    if needed < math.prod(z.shape[1:]) and (seeds is None or (not count and needed <= len(fixed))):
+    size = math.prod(z.shape[1:])
+    needed = exact_products(field, size)
+    # an exact trace that costs no more than the fixed probes takes their place, too
+    if needed < size and (seeds is None or (not count and needed <= len(fixed))):
         _, trace = field.with_trace(t, z, *context)  # type: ignore[attr-defined]
         own = trace if needed <= len(fixed) else probed(field, t, z, fixed, *context).mean(0)
         return torch.stack([trace, trace, torch.zeros_like(trace), own], 1)

@@ -54,15 +54,15 @@ def begin(
 def resume(folder: Path, settings: Sequence[str] = (), *, observer: Observer | None = None) -> Run:
     """Continue a run from its last checkpoint, to the weights it would have had uninterrupted."""
     run = Run.open(folder, writing=True, trusted=True)
-    config, path = run.config, checkpoints.latest(folder / "checkpoints")
-    state = checkpoints.read(path)
-    if settings:
-        config = changed(config, settings, str(folder), done=len(state["rows"]))
-    data = run.data()
-    check_parts(config, data)
-    model = build_model(config, data)
-    fabric = launch(config.trainer)
-    with hold(folder) if is_leader() else nullcontext():
+    with hold(folder) if is_leader() else nullcontext():  # before it is read: others may write it
+        config, path = run.config, checkpoints.latest(folder / "checkpoints")
+        state = checkpoints.read(path)
+        if settings:
+            config = changed(config, settings, str(folder), done=len(state["rows"]))
+        data = run.data()
+        check_parts(config, data)
+        model = build_model(config, data)
+        fabric = launch(config.trainer)
         if is_leader():
             checkpoints.put_aside(folder / "checkpoints")
             remove_drafts(folder)
