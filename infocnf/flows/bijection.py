@@ -212,7 +212,6 @@ class Block(Bijection):
     """
 
     shape: tuple[int, ...]
-    exact: bool
     solver: SolverOptions
     first_step: float | None
 

@@ -63,26 +63,32 @@ class Dynamics(nn.Module):
 
     Arguments:
         field: The field.
-        exact: Whether the trace is exact, by the unit vectors.
-        closed: Whether it is the one that the field knows, where nothing but a trace is integrated.
+        most: Products with the Jacobian up to which the trace is exact: by the unit vectors, or,
+            where nothing but a trace is integrated, as the field knows it.
     """
 
-    def __init__(self, field: nn.Module, exact: bool, closed: bool = False) -> None:
+    def __init__(self, field: nn.Module, most: float) -> None:
         super().__init__()
-        self.field, self.exact, self.closed = field, exact, closed
+        self.field, self.most = field, most
 
-    def probed(self, auxiliary: bool) -> bool:
+    def closed(self, size: int, auxiliary: bool) -> bool:
+        """Whether the trace of ``size`` dimensions is the one that the field knows."""
+        return not auxiliary and exact_products(self.field, size) < min(size, self.most + 1)
+
+    def probed(self, size: int, auxiliary: bool) -> bool:
         """Whether it needs probes."""
-        return not self.exact and (auxiliary or not self.closed)
+        return size > self.most and not self.closed(size, auxiliary)
 
     def forward(self, t: Tensor, state: tuple[Tensor, ...], *context: Tensor) -> tuple[Tensor, ...]:
         """Slopes; the context is the field's, and after it, where they are needed, the probes
         ``(batch, count, ...)`` of Hutchinson's estimates.
         """
-        if self.closed and len(state) == 2:
+        size = math.prod(state[0].shape[1:])
+        if self.closed(size, len(state) > 2):
             slopes, trace = cast("Any", self.field).with_trace(t, state[0], *context)
             return slopes, trace.to(state[1])  # under autocast, too
-        z, directions, weight = state[0], unit_probes(state[0]) if self.exact else None, 1.0
+        exact = size <= self.most
+        z, directions, weight = state[0], unit_probes(state[0]) if exact else None, 1.0
         if directions is None:
             *context, probes = context  # type: ignore[assignment]
             directions, weight = probes.transpose(0, 1), 1.0 / probes.shape[1]
@@ -137,11 +143,8 @@ class ContinuousBlock(Block):
         if probe_count < 1:
             raise ValueError(f"probe_count must be at least 1, got {probe_count}")
         self.trace = trace
-        own, size = Sharpened(field) if sharpened else field, math.prod(shape)
         most = {"exact": math.inf, "auto": EXACT_UP_TO, "hutchinson": 0}[trace]
-        self.exact_products = exact_products(own, size)
-        self.exact = self.exact_products <= most
-        self.dynamics = Dynamics(own, size <= most, self.exact and self.exact_products < size)
+        self.dynamics = Dynamics(Sharpened(field) if sharpened else field, most)
         if compile:
             self.dynamics.compile(dynamic=False)  # symbolic shapes break the compiler of torch 2.13
         self.shape, self.index = tuple(shape), index
@@ -155,6 +158,16 @@ class ContinuousBlock(Block):
         return self.dynamics.field
 
     @property
+    def exact_products(self) -> int:
+        """Products with the Jacobian that an exact trace takes."""
+        return exact_products(self.field, math.prod(self.shape))
+
+    @property
+    def exact(self) -> bool:
+        """Whether its trace is exact in training."""
+        return self.exact_products <= self.dynamics.most
+
+    @property
     def matched_field(self) -> nn.Module:
         return self.field.field if isinstance(self.field, Sharpened) else self.field
 
@@ -166,7 +179,7 @@ class ContinuousBlock(Block):
             return self.integrate(x, traversal.seeds, traversal)
 
         probes: tuple[Tensor, ...] = ()
-        if self.dynamics.probed(traversal.auxiliary):
+        if self.dynamics.probed(math.prod(self.shape), traversal.auxiliary):
             probes = (
                 draw_probes(traversal.seeds, x, self.probe_count, self.probes, stream=self.index),
             )
@@ -225,8 +238,9 @@ class ContinuousBlock(Block):
             drift=(lambda t, z, *c: self.field(t, z, *c[:count])) if with_log_det else None,
         )
         if with_log_det:
-            each = self.exact_products if len(state) == 2 else math.prod(self.shape)
-            each = self.probe_count if self.dynamics.probed(len(state) > 2) else each
+            size, auxiliary = math.prod(self.shape), len(state) > 2
+            each = self.exact_products if self.dynamics.closed(size, auxiliary) else size
+            each = self.probe_count if self.dynamics.probed(size, auxiliary) else each
             solution = with_products(solution, each, options)
         traversal.solves.append(BlockSolve(self.index, choice, solution))
         solution.check(f"block {self.index}")

@@ -227,6 +227,9 @@ class LayeredField(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.shifts = nn.ModuleList(shifts)
         self.activation = activation
+        # whether all are dense with weights that do not depend on time, and one is hidden
+        dense = all(isinstance(layer, ConcatLinear) for layer in layers)
+        self.constant = dense and len(layers) > 1
 
     def forward(self, t: Tensor, z: Tensor, *context: Tensor) -> Tensor:
         """Slopes ``(batch, ...)`` of states ``(batch, ...)``."""
@@ -266,15 +269,10 @@ class LayeredField(nn.Module):
     @property
     def trace_products(self) -> int | None:
         """What :meth:`with_trace` costs in products with the Jacobian; None where it has none."""
-        weights = self.constant_weights()
-        if len(weights) < 2:
+        first = self.layers[0]
+        if not self.constant or not isinstance(first, ConcatLinear):
             return None
-        return 1 if len(weights) <= 3 else len(weights[0])
-
-    def constant_weights(self) -> list[Tensor]:
-        """Weights of the features in each layer, where all are dense and do not depend on time."""
-        dense = [layer for layer in self.layers if isinstance(layer, ConcatLinear)]
-        return [own.map.weight[:, :-1] for own in dense] if len(dense) == len(self.layers) else []
+        return 1 if len(self.layers) <= 3 else first.map.out_features
 
     def with_trace(self, t: Tensor, z: Tensor, *context: Tensor) -> tuple[Tensor, Tensor]:
         r"""Slopes, and the exact trace of their Jacobian ``(batch,)``, for dense layers of weights
@@ -297,7 +295,8 @@ class LayeredField(nn.Module):
             h = phi.value(h)
         slopes = self.layers[-1](t, h)
 
-        weights = self.constant_weights()
+        layers = cast("list[ConcatLinear]", list(self.layers))
+        weights = [layer.map.weight[:, :-1] for layer in layers]
         around = weights[0] @ weights[-1]
         first, last = bends[0], bends[-1]
         if len(bends) == 1:

@@ -7,6 +7,7 @@ than it and sound by itself: that is said, and is no damage.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,28 +101,36 @@ def verified(run: Run, name: str, recorded: dict[str, Any]) -> Finding:
     if entry and path.stat().st_size == entry["bytes"] and digest_of(path) == entry["sha256"]:
         return Finding(name, "ok")
     sealed = (run.folder / MANIFEST).stat().st_mtime_ns if recorded else 0
-    if path.stat().st_mtime_ns >= sealed and sound(run, name):
+    stat = path.stat()  # a file that got another name has changed, too
+    if max(stat.st_mtime_ns, stat.st_ctime_ns) >= sealed and sound(run, name):
         return Finding(name, "newer", "written after the manifest, and whole" if recorded else "")
     return Finding(name, "damaged", remedy(run, name))
 
 
 def sound(run: Run, name: str) -> bool:
     """Whether a file is whole by what it knows of itself."""
+    path = run.folder / name
+    if path.suffix in (".ckpt", ".npz"):
+        return checkpoints.intact(path)
     tests: dict[str, Callable[[], Any]] = {
         "config.toml": lambda: run.config,
+        "metrics.csv": lambda: read_rows(path),
         "data.json": lambda: run.facts,
         "environment.json": lambda: run.environment,
         "evaluation.json": lambda: run.evaluation,
         f"model/{CONFIG}": lambda: load(run.folder / "model"),
         f"model/{WEIGHTS}": lambda: load(run.folder / "model"),
     }
-    if name.endswith(".ckpt"):
-        return checkpoints.intact(run.folder / name)
     try:
-        tests.get(name, lambda: None)()
+        return name in tests and tests[name]() is not False
     except ValueError:
         return False
-    return True
+
+
+def read_rows(path: Path) -> bool:
+    """Whether all rows of a table are as long as its header."""
+    with path.open(newline="") as stream:
+        return len({len(row) for row in csv.reader(stream)}) == 1
 
 
 def remedy(run: Run, name: str) -> str:

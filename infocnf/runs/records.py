@@ -124,9 +124,7 @@ def check(record: type[Record], found: Mapping[str, Any], path: Path) -> dict[st
         return record.model_validate(found).model_dump(exclude_unset=False)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
-        raise InputError(
-            f"{path}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{got}: restore it, or make "
-            "it again"
-        ) from None
+        key, said = ".".join(map(str, first["loc"])), first["msg"]
+        why = f": {key}: {said[0].lower()}{said[1:]}, got {shown(first['input'])}"
+        why = f" has no {key!r}" if first["type"] == "missing" else why
+        raise InputError(f"{path}{why}: restore it, or make it again") from None

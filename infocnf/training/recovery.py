@@ -157,6 +157,7 @@ class Checkpointer:
             self.keep(training)
             training.load_weights(now)
             log.warning("%s was damaged: restored from %s", self.folder / "model", kept)
+        seal(self.folder)
 
     def stop(self) -> None:
         """Give the signals back."""

@@ -156,7 +156,7 @@ def test_auto_takes_the_trace_that_a_field_knows_in_any_number_of_dimensions() -
     with torch.no_grad():
         by_units = ContinuousBlock(DenseField(40, (8, 8)), (40,), trace="exact")
         by_units.load_state_dict(block.state_dict())
-        by_units.dynamics.closed = False
+        by_units.field.constant = False
         expected = by_units(x, travel(x, 1e-6))[1]
         torch.testing.assert_close(block(x, travel(x, 1e-6))[1], expected)
 

@@ -120,4 +120,5 @@ def test_a_key_that_is_missing_or_of_another_kind_is_named(
         capsys.readouterr()
         assert command(["report", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err
-        assert f"{name}: {key}" in said and "restore it, or make it again" in said
+        expected = f"{name} has no {key!r}" if value is ... else f"{name}: {key}"
+        assert expected in said and "restore it, or make it again" in said
