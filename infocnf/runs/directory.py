@@ -6,6 +6,7 @@ data.json          which examples, splits.npz says how they were divided
 metrics.csv        one row per epoch; events.* for TensorBoard
 checkpoints/       last.ckpt, previous.ckpt, best.ckpt
 model/             config.json, model.safetensors
+manifest.json      every file with its size and digest, renewed by every command
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "whole"
 
 
-@fuzzed(40)
+@fuzzed(25)
 @given(
     st.sampled_from(FILES),
     st.sampled_from(DAMAGES),
