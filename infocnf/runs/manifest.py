@@ -114,7 +114,7 @@ def sound(run: Run, name: str) -> bool:
         return checkpoints.intact(path)
     tests: dict[str, Callable[[], Any]] = {
         "config.toml": lambda: run.config,
-        "metrics.csv": lambda: read_rows(path),
+        "metrics.csv": lambda: is_table(path),
         "data.json": lambda: run.facts,
         "environment.json": lambda: run.environment,
         "evaluation.json": lambda: run.evaluation,
@@ -127,7 +127,7 @@ def sound(run: Run, name: str) -> bool:
         return False
 
 
-def read_rows(path: Path) -> bool:
+def is_table(path: Path) -> bool:
     """Whether all rows of a table are as long as its header."""
     with path.open(newline="") as stream:
         return len({len(row) for row in csv.reader(stream)}) == 1

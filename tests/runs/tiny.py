@@ -34,18 +34,19 @@ def last(folder: Path) -> dict[str, Any]:
     return checkpoints.read(folder / "checkpoints" / "last.ckpt")
 
 
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values of checkpoints are the same, bit for bit, in everything but times."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a if k != "seconds")
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
 def same_state(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Whether two checkpoints are the same, bit for bit, in all that training depends on."""
-
-    def equal(a: Any, b: Any) -> bool:
-        if isinstance(a, torch.Tensor):
-            return torch.equal(a, b)
-        if isinstance(a, dict):
-            return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a if k != "seconds")
-        if isinstance(a, list | tuple):
-            return len(a) == len(b) and all(map(equal, a, b))
-        return a == b
-
+    """Whether two checkpoints are the same in all that training depends on."""
     names = ("weights", "optimizer", "blocks", "sums", "rollback", "epoch", "batch", "steps")
     return all(equal(one[name], two[name]) for name in names)
 

@@ -9,30 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from infocnf.errors import InputError
 from infocnf.runs import Run, checkpoints
 from infocnf.runs.manifest import verify
 from infocnf.training import begin, resume
-from tests.runs.tiny import last, rows, same_state, tiny
+from tests.runs.tiny import TINY, equal, last, rows, same_state, tiny
 
 SAME = ("config.toml", "data.json", "splits.npz", "model/config.json", "model/model.safetensors")
 EVERY = 1 if "FUZZ" in os.environ else 29  # moments; 29 meets all kinds of writes in turn
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two checkpoints are the same in everything but times."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a if k != "seconds")
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return a == b or (a != a and b != b)
 
 
 def test_a_run_killed_at_any_write_ends_with_the_same_files(tmp_path: Path) -> None:
@@ -108,7 +95,7 @@ def test_the_others_end_when_a_process_is_killed(launcher: str, tmp_path: Path) 
     """And the run resumes to the weights of one that nobody disturbed."""
     settings = ("training.epochs=30", "trainer.devices=2")
     words = ["train", "digits-likelihood", "--out", str(tmp_path / "run")]
-    for key, value in (s.split("=", 1) for s in (*tiny_settings(), *settings)):
+    for key, value in (s.split("=", 1) for s in (*TINY, *settings)):
         words += ["--set", f"{key}={value}"]
     start = ["-m", "infocnf"]
     if launcher == "torchrun":
@@ -137,12 +124,6 @@ def test_the_others_end_when_a_process_is_killed(launcher: str, tmp_path: Path) 
     assert process.returncode != 0 and len(rows(tmp_path / "run")) < 30
     resume(tmp_path / "run", ["trainer.devices=1"])
     assert len(rows(tmp_path / "run")) == 30
-
-
-def tiny_settings() -> list[str]:
-    from tests.runs.tiny import TINY
-
-    return TINY
 
 
 def descendants(pid: int) -> list[int]:
