@@ -2,7 +2,7 @@
 held-out samples of five models with exact ones, and writes ``docs/results/certificate.md``.
 
 Two models need a run of their own, made by ``infocnf train digits-likelihood --out
-runs/digits-likelihood`` and ``infocnf train mnist-matching --out runs/mnist``; ``--only`` leaves
+runs/digits-likelihood`` and ``infocnf train mnist --out runs/mnist``; ``--only`` leaves
 them out.
 """
 

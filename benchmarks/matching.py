@@ -108,12 +108,12 @@ TASKS = {
         (
             Arm(
                 "maximum likelihood, the same field",
-                "mnist-matching",
+                "mnist",
                 (*SMALL, ALONE, "training.epochs=2", "training.learning_rate=2e-3"),
             ),
             Arm(
                 "both",
-                "mnist-matching",
+                "mnist",
                 (
                     *SMALL,
                     BOTH,

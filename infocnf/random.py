@@ -40,6 +40,7 @@ class Stream(IntEnum):
     ERASED = -7
     READ = -8
     EXCERPT = -9
+    MOVE = -10
     DROPOUT = -16
     GUESS = -(2**16)
     TOLERANCE = -(2**20)

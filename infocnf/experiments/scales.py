@@ -47,7 +47,7 @@ LAPTOP = Scale(
             ),
         ),
         "mnist": Base(
-            "mnist",
+            "paper-mnist",
             (
                 *MNIST,
                 "model.blocks=1",
@@ -73,9 +73,9 @@ PAPER = Scale(
     name="paper",
     seeds=(1, 2, 3),
     bases={
-        "small": Base("cifar10-small-batch", ("training.watch_test=10000",)),
-        "large": Base("cifar10-large-batch", ("training.watch_test=10000",)),
-        "mnist": Base("mnist", ("training.watch_test=10000",)),
+        "small": Base("paper-cifar10-small-batch", ("training.watch_test=10000",)),
+        "large": Base("paper-cifar10-large-batch", ("training.watch_test=10000",)),
+        "mnist": Base("paper-mnist", ("training.watch_test=10000",)),
         "density": Base(
             "density-1d",
             (

@@ -17,9 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from infocnf.flows.bijection import Bijection, Chain, Logit, Scale, ScaledFlow, Squeeze
+from infocnf.flows.bijection import (
+    Bijection,
+    Chain,
+    Logit,
+    Scale,
+    ScaledFlow,
+    Squeeze,
+    Traversal,
+)
 from infocnf.flows.continuous import ContinuousBlock
 from infocnf.flows.gaussianise import Gaussianise
+from infocnf.flows.whiten import Whiten
 from infocnf.networks.fields import ConvField, DenseField
 from infocnf.networks.unet import Thresholds, residual_field, unet_field
 
@@ -32,6 +41,7 @@ __all__ = [
     "check_architecture",
     "code_shapes",
     "fit_marginals",
+    "fit_whitening",
     "flat_flow",
     "multiscale_flow",
     "single_flow",
@@ -58,6 +68,7 @@ def build_flow(
     scales: int | None = None,
     alpha: float = 1e-6,
     marginals: int = 0,
+    whiten: bool = False,
     context: int = 0,
     field: nn.Module | FieldFactory | None = None,
 ) -> ScaledFlow:
@@ -70,10 +81,12 @@ def build_flow(
         blocks: Continuous blocks, or residual blocks of a flow of one; see :class:`InfoCNF`.
         hidden: Widths of each field's layers; one for each resolution of a U-Net.
         activation: Of flat and multiscale flows.
-        time: ``concat`` or ``concat_squash``, of flat flows.
+        time: How fields see it: ``concat``, or ``concat_squash`` of flat flows, ``log_snr`` of
+            single ones.
         scales: Scales of a multiscale flow.
         alpha: Margin of the logit, or mass beyond either end of a pixel's range.
         marginals: Bins by which marginals become normal, of single flows; 0 for none.
+        whiten: Whether 2x2 patches are whitened after it, of a U-Net's flow.
         context: Size of the covariates of the fields.
         field: A field of one's own, or what makes one of the shape of a block's state.
     """
@@ -88,15 +101,31 @@ def build_flow(
             f"architecture {architecture!r} does not make marginals normal: leave marginals out, "
             "or use 'unet' for images, 'residual' for rows"
         )
+    if whiten and not (marginals and architecture == "unet"):
+        raise ValueError(
+            "whiten needs architecture 'unet' and marginals, which are whitened: set both, or "
+            "leave it out"
+        )
     if single and not hidden and field is None:
         raise ValueError(f"architecture {architecture!r} needs widths in hidden, got none")
+    if time not in (times := ("concat", "log_snr" if single else "concat_squash")):
+        raise ValueError(
+            f"time of architecture {architecture!r} must be {' or '.join(times)}, got {time!r}"
+        )
+    log_snr = time == "log_snr"
     told = max(marginals - 1, 0)  # boundaries between grey levels
     own: dict[str, FieldFactory] = {
         "flat": lambda state: DenseField(state[0], hidden, time, activation, context),
         "multiscale": lambda state: ConvField(state[0], hidden, activation, context),
-        "residual": lambda state: residual_field(state[0], hidden, blocks, context),
+        "residual": lambda state: residual_field(state[0], hidden, blocks, context, log_snr),
         "unet": lambda state: unet_field(
-            cast("Any", state), hidden, blocks, told if told <= FEW else THRESHOLDS, context
+            cast("Any", state),
+            hidden,
+            blocks,
+            told if told <= FEW else THRESHOLDS,
+            whiten,
+            context,
+            log_snr,
         ),
     }
     make_field = own[architecture] if field is None else custom_fields(field)
@@ -105,7 +134,7 @@ def build_flow(
         return make_block(make_field(state), state, index)
 
     if single:
-        return single_flow(shape, block, alpha=alpha, marginals=marginals)
+        return single_flow(shape, block, alpha=alpha, marginals=marginals, whiten=whiten)
     if architecture == "flat":
         return flat_flow(shape[0], block, blocks=blocks)
     return multiscale_flow(cast("Any", shape), block, scales=scales, blocks=blocks, alpha=alpha)
@@ -254,18 +283,20 @@ def single_flow(
     *,
     alpha: float = 1e-6,
     marginals: int = 0,
+    whiten: bool = False,
 ) -> ScaledFlow:
     """Flow of images ``(batch, channels, height, width)`` with pixels in [0, 1], or of vectors
     ``(batch, features)``, with one block.
 
     From data to latent: the marginals made normal (or the logit of pixels), a squeeze where sides
-    are even, the block, and a scale, which is the identity until it is fitted.
+    are even, whitened patches, the block, and a scale. Both are the identity until they are fitted.
 
     Arguments:
         shape: Shape of one sample.
         block: Makes a continuous block of a shape and an index.
         alpha: Mass beyond either end of a pixel's range, or margin of the logit.
         marginals: Bins of the histograms by which marginals become normal; 0: none.
+        whiten: Whether patches are whitened.
     """
     state, parts = squeezed(shape), cast("list[Bijection]", [])
     if marginals:
@@ -274,6 +305,8 @@ def single_flow(
         parts.append(Logit(alpha))
     if state != shape:
         parts.append(Squeeze())
+    if whiten:
+        parts.append(Whiten(state[0]))
     parts += [block(state, 0), Scale(torch.zeros(state), torch.ones(state))]
 
     flow = ScaledFlow([Chain(parts)], [state])
@@ -291,6 +324,18 @@ def fit_marginals(flow: ScaledFlow, knots: Tensor, shares: Tensor) -> None:
 
 
 @torch.no_grad()
+def fit_whitening(flow: ScaledFlow, x: Tensor) -> None:
+    """Whiten the patches of samples ``(count, *shape)``, and tell the field."""
+    before = flow.single[0]
+    if not (before and isinstance(before[-1], Whiten)):
+        raise ValueError("this flow does not whiten patches: build it with whiten=True")
+    for part in before[:-1]:
+        x, _ = part(x, Traversal(cast("Any", None)))  # nothing is solved
+    before[-1].fit(x)
+    set_thresholds(flow)
+
+
+@torch.no_grad()
 def set_thresholds(flow: ScaledFlow) -> None:
     """Tell the field of images where grey levels are once marginals are normal."""
     before, block, _ = flow.single
@@ -304,6 +349,8 @@ def set_thresholds(flow: ScaledFlow) -> None:
     chosen = [1 + (bins - 1) * i // number for i in range(number)]
     values = torch.special.ndtri(gaussianise.below[:, chosen]).t()
     values = values.reshape(number, *gaussianise.shape)
-    if isinstance(before[-1], Squeeze):
+    if any(isinstance(part, Squeeze) for part in before):
         values = F.pixel_unshuffle(values, 2)
     told.values.copy_(values)
+    if isinstance(before[-1], Whiten):
+        told.pixels.copy_(before[-1].inverted)

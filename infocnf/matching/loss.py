@@ -83,6 +83,8 @@ def matching_objective(
     times: str = "logit_normal",
     coupling: str = "independent",
     erase: float = 0.0,
+    shift: int = 0,
+    precision: str = "float32",
     pseudo_label_threshold: float = 1.0,
     context: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -100,12 +102,16 @@ def matching_objective(
         beta: Weight of the cross-entropy.
         end: Weight of the error at the data end.
         share: Share of samples that are read in training.
-        times: Distribution of times: ``uniform``, ``logit_normal`` or ``data``.
+        times: Distribution of times: ``uniform``, ``logit_normal``, ``data`` or ``likelihood``.
         coupling: Which code a sample is joined to: ``independent`` or ``ot``; see
             :class:`StraightPath`.
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
             so that no few of them decide. It helps where examples are few, and makes predictions
             less certain than Bayes' rule would be.
+        shift: Pixels by which images are moved at most, in both directions, where their labels are
+            read in training.
+        precision: ``bfloat16`` for a network that computes in it, which is twice as fast where the
+            processor can; ``float32`` for what the model is in.
         pseudo_label_threshold: Probability from which a class that the model believes in counts as
             known (Lee 2013): with ``erase`` the model learns to say of a part of a sample what it
             says of the whole. 1 for never: a model that knows ten labels of a class may gain by it,
@@ -136,8 +142,11 @@ def matching_objective(
         t = path.time(both[:, 0])
         between = path.between(state, z, t)
     field = model.flow.single[1].matched_field
+    mixed = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
-    error = (field(t, between, *covariates) - (z - state)).square().flatten(1).mean(1)
+    with mixed:
+        slopes = field(t, between, *covariates)
+    error = path.weight(t) * (slopes - (z - state)).square().flatten(1).mean(1)
     count = len(x) if model.code.heads and (beta or end) else 0
     losses, read = error, torch.arange(count, device=x.device)
     if model.training and share < 1.0:
@@ -148,7 +157,9 @@ def matching_objective(
         nothing = error.new_zeros(0)
         return Matching(losses, error.detach(), read, nothing, nothing, {})
 
-    x, z, labels = state[read], z[read], {name: y[read] for name, y in labels.items()}
+    z, labels = z[read], {name: y[read] for name, y in labels.items()}
+    moves = bool(shift) and model.training and x.ndim == 4
+    x = data_end(model, moved(x[read], seeds[read], shift)) if moves else state[read]
     # at the data end for half of the samples, near it for the others, whose codes show through
     # (in evaluation mode at the data end for all)
     near = NEAR * (2.0 * torch.special.ndtr(both[read, 1]) - 1.0).clamp(min=0.0) * model.training
@@ -158,7 +169,8 @@ def matching_objective(
         gone = draw_uniform(seeds[read], x, Stream.ERASE) < erase
         x = torch.where(gone, draw_normal(seeds[read], x, Stream.ERASED), x)
     seen = path.between(x, z, near)
-    slopes = field(near, seen, *(part[read] for part in covariates))
+    with mixed:
+        slopes = field(near, seen, *(part[read] for part in covariates))
     target = torch.where(near.reshape(-1, *[1] * (x.ndim - 1)) > 0, z, mean) - x
     end_error = (slopes - target).square().flatten(1).mean(1)
     logits = slope_logits(model, seen, slopes, near, FLOOR)
@@ -171,6 +183,19 @@ def matching_objective(
     return Matching(
         losses, error.detach(), read, end_error.detach(), cross_entropy.detach(), logits
     )
+
+
+def moved(x: Tensor, seeds: Tensor, most: int) -> Tensor:
+    """Images ``(batch, channels, height, width)`` moved by up to so many pixels down and to the
+    right, or up and to the left, by their seeds; the outermost pixels are repeated.
+    """
+    by = (draw_uniform(seeds, x.new_empty(len(x), 2), Stream.MOVE) * (2 * most + 1)).floor() - most
+    rows, columns = (
+        (torch.arange(size, device=x.device) - by[:, i : i + 1].long()).clamp(0, size - 1)
+        for i, size in enumerate(x.shape[2:])
+    )
+    each = torch.arange(len(x), device=x.device)[:, None, None]
+    return x[each, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
 
 
 def guess(

@@ -65,7 +65,8 @@ class InfoCNF(PartitionedModel):
             one. Residual blocks on each side of a resolution of a U-Net, or of each width.
         hidden: Widths (channels) of each field's hidden layers; of the resolutions of a U-Net.
         activation: ``softplus`` or ``tanh``, of flat and multiscale flows.
-        time: ``concat`` or ``concat_squash``, for flat flows.
+        time: How fields see the time: ``concat``; ``concat_squash`` in flat flows; ``log_snr`` in
+            those that can be matched: the logarithm of the ratio of signal and noise.
         alpha: Margin of the logit at the data end of image flows.
         probes: Hutchinson's probes in training: ``rademacher`` or ``gaussian``.
         probe_count: Number of probes; see :class:`ContinuousBlock`.
@@ -81,6 +82,7 @@ class InfoCNF(PartitionedModel):
         dropout: Rate of dropout before the classifiers.
         marginals: Bins of the histograms by which each pixel or column becomes normal at the data
             end of a U-Net or residual flow, once they are fitted; 0: none.
+        whiten: Whether 2x2 patches are whitened after that, once it is fitted, in a U-Net's flow.
         separation: How far apart labels start in the supervised code; 0: all alike.
         readout: How labels are read where a method is not told: ``flow`` or ``one_step``.
         compile: Whether to compile fields and divergences; see :class:`ContinuousBlock`.
@@ -117,6 +119,7 @@ class InfoCNF(PartitionedModel):
         training_tolerance: Tolerance | None = None,
         dropout: float = 0.5,
         marginals: int = 0,
+        whiten: bool = False,
         separation: float = 0.0,
         readout: str = "flow",
         compile: bool = False,
@@ -161,6 +164,7 @@ class InfoCNF(PartitionedModel):
             scales=scales,
             alpha=alpha,
             marginals=marginals,
+            whiten=whiten,
             context=context,
             field=field,
         )

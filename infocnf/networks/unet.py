@@ -7,7 +7,10 @@ rest,
 
 .. math:: f(z, t) = \frac{\dot v(t)}{2 v(t)}\, z + g\big(z / \sqrt{v(t)},\, t\big) ,
 
-so that at the start, where :math:`g = 0`, the flow over a unit of time is the identity.
+so that at the start, where :math:`g = 0`, the flow over a unit of time is the identity. The network
+sees the time itself, or the logarithm of the ratio of signal and noise, :math:`\log ((1 - t)^2 /
+t^2)`: what can be known of an image changes as much from :math:`t = 0.02` to 0.04 as from 0.2 to
+0.4.
 
 Layers have no offsets. All that is not linear in the features is one operation, norm, modulation by
 time and activation; through everything else a tangent passes as features do.
@@ -36,13 +39,18 @@ class Thresholds(nn.Module):
     Arguments:
         shape: Channels, height and width of the state.
         count: Number of grey levels.
+        whitened: Whether the state's channels are mixtures of pixels, which ``pixels`` undoes.
     """
 
     values: Tensor
+    pixels: Tensor
 
-    def __init__(self, shape: tuple[int, int, int], count: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], count: int, whitened: bool = False) -> None:
         super().__init__()
         self.register_buffer("values", torch.zeros(count, *shape))
+        if whitened:
+            self.register_buffer("pixels", torch.eye(shape[0]))
+        self.whitened = whitened
 
     @property
     def channels(self) -> int:
@@ -59,6 +67,8 @@ class Thresholds(nn.Module):
             variance: Variance of independent mixtures at these times, in the same shape.
         """
         stacked = z.ndim == 5
+        if self.whitened:  # of pixels of variance one, so that their noise has that of the state's
+            z = torch.einsum("ij,...jhw->...ihw", self.pixels, z)
         steepness = LOGISTIC / (t.square() / variance + WIDTH**2).sqrt()
         slope = ((1.0 - t) / variance * steepness).unsqueeze(1)
         states = (z[0] if stacked else z).unsqueeze(1)
@@ -71,6 +81,7 @@ class Thresholds(nn.Module):
 
 GROUP = 8  # channels in a group of the norm, at least
 FREQUENCIES = 8  # of the features of time
+NOTHING = 1e-3  # noise, or signal, that is as good as none
 TIMES = 64  # size of the embedding of time
 EPSILON = 1e-5  # of the norm
 
@@ -228,8 +239,11 @@ class Network(nn.Module):
         self.leave = Layer(final, channels, kernel, zero=True)
 
     def forward(self, h: Tensor, time: Tensor, activate: Activate) -> Tensor:
-        """Features, or a stack, at embedded times."""
-        h, kept = self.enter(h), []
+        """Slopes of features that have entered, or of a stack, at embedded times."""
+        kind = h.device.type
+        if torch.is_autocast_enabled(kind):
+            h = h.to(torch.get_autocast_dtype(kind))
+        kept: list[Tensor] = []
         if self.position is not None:
             stacked = h.ndim == 5
             h = torch.cat([h[:1] + self.position, h[1:]]) if stacked else h + self.position
@@ -240,38 +254,47 @@ class Network(nn.Module):
             for block in cast("nn.ModuleList", group):
                 h = block(h, time, activate)
         for layer, group in zip(self.between, self.up, strict=True):
-            h = torch.cat([kept.pop(), double(layer(h))], dim=-3)
+            fine = kept.pop()
+            h = torch.cat([fine, double(layer(h), fine)], dim=-3)
             for block in cast("nn.ModuleList", group):
                 h = block(h, time, activate)
         return self.leave(activate(self.last, h, time))
 
 
 def halve(h: Tensor) -> Tensor:
-    """Images ``(..., channels, height, width)`` with half of the pixels a side, by averages."""
-    return F.avg_pool2d(h.flatten(0, -4), 2).unflatten(0, h.shape[:-3])
+    """Images ``(..., channels, height, width)`` with half of the pixels a side, by averages; an odd
+    side keeps its last pixel.
+    """
+    return F.avg_pool2d(h.flatten(0, -4), 2, ceil_mode=True).unflatten(0, h.shape[:-3])
 
 
-def double(h: Tensor) -> Tensor:
-    """Images with twice the pixels a side, each repeated."""
-    return F.interpolate(h.flatten(0, -4), scale_factor=2.0).unflatten(0, h.shape[:-3])
+def double(h: Tensor, like: Tensor) -> Tensor:
+    """Images with twice the pixels a side, each repeated, as many of them as ``like`` has."""
+    twice = F.interpolate(h.flatten(0, -4), scale_factor=2.0).unflatten(0, h.shape[:-3])
+    return twice[..., : like.shape[-2], : like.shape[-1]]
 
 
 class MixtureField(nn.Module):
     """The drift of the standard normal along straight mixtures, and a network.
 
     Arguments:
-        network: Called with features or a stack, embedded times and how to activate.
+        network: Called with features or a stack that entered, embedded times and how to activate.
         thresholds: What it sees beside the state.
         context: Size of the covariates that modulate it beside the time; 0 for none.
+        log_snr: Whether it sees the ratio of signal and noise instead of the time.
     """
 
     frequencies: Tensor
 
     def __init__(
-        self, network: nn.Module, thresholds: Thresholds | None = None, context: int = 0
+        self,
+        network: Network,
+        thresholds: Thresholds | None = None,
+        context: int = 0,
+        log_snr: bool = False,
     ) -> None:
         super().__init__()
-        self.network, self.thresholds = network, thresholds
+        self.network, self.thresholds, self.log_snr = network, thresholds, log_snr
         self.embed = nn.Sequential(
             nn.Linear(FREQUENCIES, TIMES), nn.SiLU(), nn.Linear(TIMES, TIMES), nn.SiLU()
         )
@@ -307,16 +330,27 @@ class MixtureField(nn.Module):
         context: Sequence[Tensor],
     ) -> Tensor:
         """Slopes of states, or of a stack, whose samples have so many dimensions with the batch."""
-        time = self.embed((t.reshape(-1, 1) * (math.pi * self.frequencies)).cos())
-        if self.context is not None:
-            time = time + self.context(context[0])
-        t = t.reshape(-1, *[1] * (dimensions - 1))
-        variance = (1.0 - t).square() + t.square()
-        h = z * variance.rsqrt()
-        if self.thresholds is not None:
-            h = torch.cat([h, self.thresholds(z, t, variance)], -3)
-        slopes = self.network(h, time, activate)
+        with torch.autocast(z.device.type, enabled=False):  # small noise needs all digits
+            time = self.embed((self.angle(t.reshape(-1, 1)) * self.frequencies).cos())
+            if self.context is not None:
+                time = time + self.context(context[0])
+            t = t.reshape(-1, *[1] * (dimensions - 1))
+            variance = (1.0 - t).square() + t.square()
+            h = z * variance.rsqrt()
+            if self.thresholds is not None:
+                h = torch.cat([h, self.thresholds(z, t, variance)], -3)
+            h = self.network.enter(h)
+        slopes = self.network(h, time, activate).to(z)
         return torch.addcmul(slopes, z, (2.0 * t - 1.0) / variance)
+
+    def angle(self, t: Tensor) -> Tensor:
+        r"""From one end of the way to the other, 0 to :math:`\pi` or back: even in time, or in the
+        logarithm of the ratio of signal and noise but for the ends, where that would be infinite.
+        """
+        if not self.log_snr:
+            return math.pi * t
+        ratio = ((1.0 - t).square() + NOTHING**2).log() - (t.square() + NOTHING**2).log()
+        return 0.5 * math.pi * (1.0 - ratio / (2.0 * math.log(NOTHING)))
 
 
 def unet_field(
@@ -324,42 +358,40 @@ def unet_field(
     hidden: Sequence[int] = (32, 64),
     blocks: int = 1,
     thresholds: int = 0,
+    whitened: bool = False,
     context: int = 0,
+    log_snr: bool = False,
 ) -> MixtureField:
-    """Field of images ``(batch, channels, height, width)``, whose sides can be halved as often as
-    there are resolutions after the first.
+    """Field of images ``(batch, channels, height, width)``.
 
     Arguments:
         shape: Channels, height and width of the state.
         hidden: Channels at each resolution.
         blocks: Residual blocks on each side of a resolution.
         thresholds: Number of grey levels that the field is told.
+        whitened: Whether the state's channels are mixtures of pixels.
         context: Size of its covariates.
+        log_snr: Whether it sees the ratio of signal and noise instead of the time.
     """
     channels, height, width = shape
-    times = 2 ** (len(hidden) - 1)
-    if not hidden or height % times or width % times:
+    most = 1 + (min(height, width) - 1).bit_length()  # until a pixel is left
+    if not 0 < len(hidden) <= most:
         raise ValueError(
             f"states of {height}x{width} pixels cannot have {len(hidden)} resolutions: give hidden "
-            f"{allowed_resolutions(height, width)} or fewer widths"
+            f"1 to {most} widths"
         )
-    told = Thresholds(shape, thresholds) if thresholds else None
+    told = Thresholds(shape, thresholds, whitened) if thresholds else None
     more = 0 if told is None else told.channels
-    return MixtureField(Network(channels, hidden, blocks, (height, width), more), told, context)
-
-
-def allowed_resolutions(height: int, width: int) -> int:
-    """How many resolutions an image can have.
-
-    >>> allowed_resolutions(14, 14), allowed_resolutions(16, 16)
-    (2, 5)
-    """
-    both = math.gcd(height, width)
-    return 1 + (both & -both).bit_length() - 1
+    network = Network(channels, hidden, blocks, (height, width), more)
+    return MixtureField(network, told, context, log_snr)
 
 
 def residual_field(
-    features: int, hidden: Sequence[int] = (64, 64, 64), blocks: int = 1, context: int = 0
+    features: int,
+    hidden: Sequence[int] = (64, 64, 64),
+    blocks: int = 1,
+    context: int = 0,
+    log_snr: bool = False,
 ) -> MixtureField:
     """Field of vectors ``(batch, features)``.
 
@@ -368,5 +400,7 @@ def residual_field(
         hidden: Widths, one after the other.
         blocks: Residual blocks of each width.
         context: Size of its covariates.
+        log_snr: Whether it sees the ratio of signal and noise instead of the time.
     """
-    return MixtureField(Network(features, hidden, blocks, None), context=context)
+    network = Network(features, hidden, blocks, None)
+    return MixtureField(network, context=context, log_snr=log_snr)

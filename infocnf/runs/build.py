@@ -7,16 +7,16 @@ import math
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from infocnf.data import Dataset, load_data
+from infocnf.data import Dataset, load_data, spread_over
 from infocnf.data.dataset import marginal_tables
 from infocnf.errors import InputError, shown
-from infocnf.flows.architectures import fit_marginals
+from infocnf.flows.architectures import fit_marginals, fit_whitening
 from infocnf.models import InfoCNF, LatentODE, PartitionedModel
 from infocnf.models.pretrained import default_dtype
-from infocnf.networks.unet import allowed_resolutions
 from infocnf.random import combine_seeds
 from infocnf.runs.config import Config, Recipe
 from infocnf.tolerances import policy_from_config
@@ -25,6 +25,7 @@ __all__ = ["build_data", "build_model", "settle"]
 
 COPIES = 6  # of weights: gradient, two moments, average, what a roll-back would go back to
 MANY_BLOCKS = 50
+WHITENED = 5000  # training examples by which patches are whitened
 DEAR_TRACE = 64  # products of an exact trace
 log = logging.getLogger("infocnf")
 
@@ -52,8 +53,8 @@ def check_classes(data: Dataset) -> None:
 
 
 def settle(config: Config, data: Dataset) -> Config:
-    """The configuration with as many epochs as give the steps it wants at least, and with paths
-    that hold from anywhere.
+    """The configuration with as many epochs as give the steps it wants at least, in a precision
+    that is fast here, and with paths that hold from anywhere.
     """
     paths = config.data.model_dump(include={"path", "directory"})
     absolute = {k: str(Path(path).expanduser().absolute()) for k, path in paths.items() if path}
@@ -65,11 +66,23 @@ def settle(config: Config, data: Dataset) -> Config:
 
     return config.model_copy(
         update={
-            "matching": settled(config.matching),
+            "matching": settled(config.matching).model_copy(
+                update={"precision": fast_precision(config.matching.precision)}
+            ),
             "training": settled(config.training),
             "data": config.data.model_copy(update=absolute),
         }
     )
+
+
+def fast_precision(precision: str) -> str:
+    """A precision that was left open: bfloat16 where this machine multiplies in it."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") else "float32"
 
 
 def build_model(config: Config, data: Dataset) -> PartitionedModel:
@@ -98,6 +111,9 @@ def build_model(config: Config, data: Dataset) -> PartitionedModel:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
     if tables:
         fit_marginals(model.flow, *tables)
+    if config.model.whiten:
+        some, _ = spread_over(*data.examples("train"), WHITENED)
+        fit_whitening(model.flow, data.preparation(some, model.dtype))
     warn_of_cost(model)
     return model
 
@@ -143,8 +159,7 @@ def widths_for(shape: tuple[int, ...]) -> list[int]:
     if len(shape) != 3:
         return [64, 64, 64]
     roomy = 1 + int(math.log2(max(1.0, min(shape[1:]) / 4)))
-    count = min(allowed_resolutions(*shape[1:]), roomy, 3)
-    return [32 * 2**i for i in range(count)]
+    return [32 * 2**i for i in range(min(roomy, 3))]
 
 
 def check_kind(config: Config, data: Dataset) -> None:

@@ -114,7 +114,7 @@ class ModelConfig(Section):
     )
     hidden: Widths = of_flow("hidden", "widths of each field's hidden layers; []: by the shape")
     activation: str = of_flow("activation", "softplus, tanh")
-    time: str = of_flow("time", "concat, concat_squash (rows only)")
+    time: str = of_flow("time", "concat; concat_squash (flat); log_snr (unet, residual)")
     alpha: float = of_flow("alpha", "margin of the logit at the data end of images")
     probe_count: Width = of_flow("probe_count", "number of probes of the trace")
     method: str = of_flow("method", "dopri5, tsit5, bosh3, heun, euler, midpoint, rk4")
@@ -126,6 +126,7 @@ class ModelConfig(Section):
     marginals: bool = Field(
         False, description="make each pixel or column normal by its histogram (unet, residual)"
     )
+    whiten: bool = of_flow("whiten", "whiten 2x2 patches after that (unet)")
     separation: Weight = of_flow(
         "separation", "how far apart labels start in the code; matching needs it"
     )
@@ -189,6 +190,7 @@ class Recipe(Section):
         0.0, description="decay of the moving average of weights; 0: none"
     )
     validate_every: Positive = Field(1, description="epochs between validations")
+    precision: str = Field("float32", description="in which it computes")
 
 
 class MatchingConfig(Recipe):
@@ -208,11 +210,17 @@ class MatchingConfig(Recipe):
     beta: Weight = of_matching("beta", "weight of labels read in one step, if all are known")
     end: Weight = of_matching("end", "weight of the error at the data end, without noise")
     share: Part = of_matching("share", "share of a batch whose labels are read")
-    times: Literal["uniform", "logit_normal", "data"] = of_matching(
-        "times", "distribution of times: uniform, logit_normal, data"
+    times: Literal["uniform", "logit_normal", "data", "likelihood"] = of_matching(
+        "times", "distribution of times: uniform, logit_normal, data, likelihood"
     )
     erase: float = of_matching(
         "erase", "share of an example that is noise where labels are read", ge=0, lt=1
+    )
+    shift: Annotated[int, Field(ge=0, le=32)] = of_matching(
+        "shift", "pixels by which images are moved where labels are read"
+    )
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="of the network: float32; bfloat16; auto: that where it is fast"
     )
     pseudo_label_threshold: float = of_matching(
         "pseudo_label_threshold",

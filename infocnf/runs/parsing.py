@@ -38,6 +38,10 @@ ALIASES = {  # of earlier versions
         for old, new in (("drops", "milestones"), ("drop_factor", "gamma"))
     },
 }
+PRESETS_BEFORE = {  # their names in earlier versions; "mnist" was the paper's
+    "mnist-matching": "mnist",
+    **{f"cifar10-{kind}": f"paper-cifar10-{kind}" for kind in ("small-batch", "large-batch", "2x")},
+}
 VALUES = {"matching.coupling": {"true": "ot", "false": "independent"}}
 GONE = {  # and the only value that such a setting may still have; any for ...
     "model.probes": "rademacher",
@@ -58,6 +62,9 @@ def presets() -> list[str]:
 
 def read_tables(source: str, above: tuple[str, ...] = (), note: bool = False) -> dict[str, Any]:
     """The tables of a preset or a file, over those of its ``base``; with a note on old names."""
+    if source in PRESETS_BEFORE:
+        log.warning("the preset %s is now called %s", source, PRESETS_BEFORE[source])
+        source = PRESETS_BEFORE[source]
     if source in above:
         raise InputError(f"configuration {source} has itself as its base: change its base")
     if len(above) > MOST_BASES:

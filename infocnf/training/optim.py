@@ -46,8 +46,8 @@ MATCHED = 0.2  # root mean square of a step of Adam, in learning rates
 class Muon(AdamW):
     """AdamW, but for the matrices of groups whose ``orthogonal`` is true.
 
-    PyTorch has an optimiser of that name; it refuses convolutions, and computes in bfloat16, which
-    is slow on a CPU.
+    PyTorch has an optimiser of that name; it refuses convolutions, and always computes in bfloat16,
+    here the ``products`` of a group, which is slow on many CPUs.
     """
 
     @torch.no_grad()
@@ -60,13 +60,14 @@ class Muon(AdamW):
         for group in self.param_groups:
             for weight in group["params"] if group.get("orthogonal") else ():
                 if weight.grad is not None and is_matrix(weight):
-                    self.step_matrix(weight, group["lr"], group["weight_decay"])
+                    self.step_matrix(weight, group)
                     weight.grad = None
         super().step()
         return loss
 
-    def step_matrix(self, weight: Tensor, rate: float, decay: float) -> None:
+    def step_matrix(self, weight: Tensor, group: dict[str, Any]) -> None:
         """An orthogonal step; the state has the names of Adam's."""
+        rate, decay, products = group["lr"], group["weight_decay"], group.get("products")
         state = self.state[weight]
         if not state:
             state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(weight)
@@ -76,7 +77,7 @@ class Muon(AdamW):
         ahead = weight.grad.lerp(average, MOMENTUM).flatten(1)
         size = MATCHED * max(ahead.shape) ** 0.5
         weight.mul_(1.0 - rate * decay)
-        weight.sub_(orthogonalise(ahead).view_as(weight), alpha=rate * size)
+        weight.sub_(orthogonalise(ahead, products).view_as(weight), alpha=rate * size)
 
 
 def is_matrix(weight: Tensor) -> bool:
@@ -84,17 +85,17 @@ def is_matrix(weight: Tensor) -> bool:
     return weight.ndim in (2, 4) and min(weight.shape[:2]) >= SMALLEST
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
+def orthogonalise(matrix: Tensor, products: torch.dtype | None = None) -> Tensor:
     """A matrix ``(m, n)`` with the same singular vectors, and singular values near 1 in place of
-    all that are not tiny.
+    all that are not tiny; by products in its own type, or in another.
     """
     wide = matrix if len(matrix) <= matrix.shape[1] else matrix.T
-    wide = wide / wide.norm().clamp(min=1e-20)
+    wide = (wide / wide.norm().clamp(min=1e-20)).to(products or matrix.dtype)
     for _ in range(ITERATIONS):
         gram = wide @ wide.T
         even = torch.addmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
         wide = torch.addmm(wide, even, wide, beta=LINEAR)
-    return wide if len(matrix) <= matrix.shape[1] else wide.T
+    return (wide if len(matrix) <= matrix.shape[1] else wide.T).to(matrix.dtype)
 
 
 def parameter_groups(model: PartitionedModel) -> list[dict[str, Any]]:
@@ -117,6 +118,7 @@ def set_rates(
         lr=recipe.learning_rate * factor,
         weight_decay=recipe.weight_decay,
         orthogonal=recipe.optimizer == "muon",
+        products=torch.bfloat16 if recipe.precision == "bfloat16" else None,
     )
     for group in policy:
         group["lr"] = gates * factor

@@ -204,6 +204,8 @@ class Plan:
             share=own.share,
             times=own.times,
             erase=own.erase,
+            shift=own.shift,
+            precision=own.precision,
             pseudo_label_threshold=own.pseudo_label_threshold,
             coupling=own.coupling,
             seeds=seeds,

@@ -240,18 +240,18 @@ KNOWN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "truncated": ("mnist", cut("train-images-idx3-ubyte", 0.6), "cannot be read.*fetch it again"),
     "labels of another set": ("mnist", short_labels, "do not belong together"),
     "not idx": ("mnist", wrong_kind, "not an idx file"),
-    "truncated archive": ("cifar10-small-batch", cut_archive, "fetch it again"),
+    "truncated archive": ("paper-cifar10-small-batch", cut_archive, "fetch it again"),
     "records of another size": (
-        "cifar10-small-batch",
+        "paper-cifar10-small-batch",
         lambda f: write_cifar(f / "cifar-10-binary.tar.gz", cut=7),
         "data_batch_1.bin .* 30723 bytes, not records of 3073",
     ),
     "pickles": (
-        "cifar10-small-batch",
+        "paper-cifar10-small-batch",
         lambda f: (f / "cifar-10-python.tar.gz").write_bytes(b""),
         "cifar-10-binary.tar.gz is missing .*holds pickles, which are not read",
     ),
-    "nine classes": ("cifar10-small-batch", nine_classes, "9 classes, cifar10 has 10"),
+    "nine classes": ("paper-cifar10-small-batch", nine_classes, "9 classes, cifar10 has 10"),
 }
 
 

@@ -18,7 +18,8 @@ from torch.distributions import MultivariateNormal, Normal
 from infocnf import Categorical, InfoCNF, Real
 from infocnf.flows import Scale
 from infocnf.matching import StraightPath, matching_objective
-from infocnf.matching.paths import TIMES
+from infocnf.matching.loss import moved
+from infocnf.matching.paths import EARLIEST, LATEST, TIMES
 from infocnf.matching.refit import refit
 from infocnf.models.code import sign_codes
 from infocnf.models.readout import head_logits
@@ -28,6 +29,7 @@ from infocnf.objectives import likelihood_objective
 from infocnf.random import combine_seeds
 
 SEEDS = combine_seeds(0, torch.arange(20000))
+ENDS = (EARLIEST, LATEST)
 
 
 def shaken(field: nn.Module, strength: float = 0.2) -> nn.Module:
@@ -43,9 +45,9 @@ def shaken(field: nn.Module, strength: float = 0.2) -> nn.Module:
 @pytest.mark.parametrize("kind", ["images", "vectors"])
 @pytest.mark.parametrize("each", [False, True])
 def test_tangents_are_those_of_autograd(kind: str, each: bool) -> None:
-    shape = (3, 4, 6, 4) if kind == "images" else (3, 5)
+    shape = (3, 4, 7, 5) if kind == "images" else (3, 5)
     field = shaken(
-        unet_field((4, 6, 4), (8, 12), thresholds=2)
+        unet_field((4, 7, 5), (8, 12, 8), thresholds=2, whitened=True, log_snr=True)
         if kind == "images"
         else residual_field(5, (8, 12))
     )
@@ -157,7 +159,25 @@ def test_the_loss_is_least_at_the_closed_form(times: str) -> None:
     t = TIMES[times](Normal(0.0, 1.0).icdf(torch.linspace(0.5e-4, 1 - 0.5e-4, 10**4)))[:, None]
     variance = (1 - t) ** 2 * SPREAD**2 + t**2
     rest = 1.0 + SPREAD**2 - (t - (1 - t) * SPREAD**2) ** 2 / variance
+    rest = rest * StraightPath(times).weight(t)
     assert float(found.loss.detach()) == pytest.approx(float(rest.mean()), rel=0.02)
+
+
+def test_weighted_errors_of_the_best_field_are_the_entropy_of_the_data() -> None:
+    """The bound that the weights of ``likelihood`` stand for is the entropy itself where noise is
+    estimated as well as can be: of Gaussian data between the first and the last of its times.
+    """
+    path, (first, last) = StraightPath("likelihood"), (torch.tensor([t]) for t in ENDS)
+    t = path.time(Normal(0.0, 1.0).icdf(torch.linspace(0.5e-5, 1 - 0.5e-5, 10**5)))[:, None]
+    variance = (1 - t) ** 2 * SPREAD**2 + t**2
+    left = 1.0 + SPREAD**2 - (t - (1 - t) * SPREAD**2) ** 2 / variance  # of z - x given z_t
+    bound = (path.weight(t) * left).mean(0)
+
+    def entropy(t: Tensor) -> Tensor:  # of z_t / (1 - t)
+        return Normal(0.0, (SPREAD**2 + (t / (1 - t)) ** 2).sqrt()).entropy()
+
+    noise = (first / (1 - first)).log() - (last / (1 - last)).log()
+    torch.testing.assert_close(bound + noise, entropy(first) - entropy(last), atol=1e-4, rtol=0)
 
 
 def test_the_best_field_has_the_exact_likelihood() -> None:
@@ -548,6 +568,40 @@ def test_examples_are_erased_only_where_labels_are_read_and_only_in_training() -
         assert torch.equal(erased.losses, again.losses)
 
 
+def test_images_are_moved_by_whole_pixels_and_their_borders_repeated() -> None:
+    x = (
+        torch.arange(5 * 7.0).view(1, 1, 5, 7).expand(300, 3, 5, 7)
+        + torch.arange(300.0)[:, None, None, None]
+    )
+    found, seen = moved(x, SEEDS[:300], 2), set()
+    for image, original in zip(found, x, strict=True):
+        padded = nn.functional.pad(original, (2, 2, 2, 2), mode="replicate")
+        places = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if torch.equal(image, padded[:, i : i + 5, j : j + 7])
+        ]
+        assert len(places) == 1
+        seen.update(places)
+    assert len(seen) == 25
+    torch.testing.assert_close(moved(x[7:9], SEEDS[7:9], 2), found[7:9])
+
+
+def test_half_precision_changes_a_loss_by_its_rounding_only() -> None:
+    model = labelled((3, 16, 16), 2, hidden=(16, 32), marginals=4, time="log_snr").float()
+    shaken(model.flow.single[1].matched_field, 0.1)
+    x, y = torch.rand(64, 3, 16, 16).float(), torch.arange(64) % 2
+    full, half = (
+        matching_objective(model, x, y, precision=precision, seeds=SEEDS[:64])
+        for precision in ("float32", "bfloat16")
+    )
+    assert full.losses.dtype == half.losses.dtype == torch.float32
+    assert not torch.equal(full.losses, half.losses)
+    torch.testing.assert_close(full.losses, half.losses, rtol=0.05, atol=0.0)
+    assert float(half.loss) == pytest.approx(float(full.loss), rel=0.01)
+
+
 def test_transport_shortens_lines_within_classes_only() -> None:
     x, z, y = torch.randn(40, 3), torch.randn(40, 3), torch.arange(40) % 4
     dealt = StraightPath(coupling="ot").couple(x, z, {"y": y})
@@ -617,8 +671,12 @@ def test_answers_that_cannot_be_read_are_refused() -> None:
         InfoCNF((3,), marginals=8)
     with pytest.raises(ValueError, match="'residual' needs widths in hidden"):
         InfoCNF((3,), architecture="residual", hidden=())
-    with pytest.raises(ValueError, match=r"resolutions: give hidden 2 or fewer"):
-        InfoCNF((1, 28, 28), architecture="unet", hidden=(8, 8, 8))
+    with pytest.raises(
+        ValueError, match=r"8x8 pixels cannot have 5 resolutions: give hidden 1 to 4"
+    ):
+        InfoCNF((1, 16, 16), architecture="unet", hidden=(8,) * 5)
+    with pytest.raises(ValueError, match="time of architecture 'unet' must be concat or log_snr"):
+        InfoCNF((1, 16, 16), architecture="unet", hidden=(8,), time="concat_squash")
 
 
 # ---------------------------------------------------------------------------------- two moons

@@ -75,13 +75,17 @@ def test_every_preset_is_whole_and_is_written_as_it_is_read(name: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "parameters", "blocks"),
-    [("cifar10-small-batch", 1_408_030, 14), ("mnist", None, 10), ("cifar10-2x", None, 28)],
+    [
+        ("paper-cifar10-small-batch", 1_408_030, 14),
+        ("paper-mnist", None, 10),
+        ("paper-cifar10-2x", None, 28),
+    ],
 )
 def test_the_papers_presets_have_the_papers_models(
     name: str, parameters: int | None, blocks: int
 ) -> None:
     config = read_config(name)
-    shape = (1, 28, 28) if name == "mnist" else (3, 32, 32)
+    shape = (1, 28, 28) if name == "paper-mnist" else (3, 32, 32)
     model = InfoCNF(shape, {"label": Categorical(10)}, **config.model.model_dump())
     assert len(model.flow.blocks) == blocks
     assert parameters in (None, sum(p.numel() for p in model.parameters()))
