@@ -1,7 +1,7 @@
 """NFE of one training iteration of the paper's MNIST model, and what makes them fewer than the
 reference's: ``python -m benchmarks.mnist_nfe RUN --reference CURVES.csv``.
 
-RUN is a run directory of the preset ``paper-mnist``, trained for as many iterations as the reference's
+RUN is a run of the preset ``paper-mnist``, trained for as many iterations as the reference's
 first epoch. Each row changes one thing, on the same weights, images and probes.
 """
 
@@ -31,10 +31,10 @@ TOLERANCE = 1e-5
 
 HEAD = """# NFE of the paper's MNIST model
 
-Made by `python -m benchmarks.mnist_nfe`. The 10-block model of the preset `paper-mnist` at tolerance
-1e-5: field evaluations of one training iteration, summed over the blocks, in a batch of {batch}
-images (shared steps). The reference's log has **{reference}** (forward + backward) for its first
-epoch of 67 iterations at batch 900.
+Made by `python -m benchmarks.mnist_nfe`. The 10-block model of the preset `paper-mnist` at
+tolerance 1e-5: field evaluations of one training iteration, summed over the blocks, in a batch of
+{batch} images (shared steps). The reference's log has **{reference}** (forward + backward) for its
+first epoch of 67 iterations at batch 900.
 """
 
 

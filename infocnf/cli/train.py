@@ -31,9 +31,10 @@ def train(
         str | None,
         typer.Argument(
             help="digits, digits-matching, digits-likelihood, digits-ccnf, digits-cnf, "
-            "mnist-matching, mnist, fashion_mnist, cifar10-small-batch, cifar10-large-batch, "
-            "cifar10-2x, density-1d, spirals, spirals-baseline, japanese-vowels; for --data "
-            "images, own (rows), series; or a file.toml.  [default: digits, or by what --data is]",
+            "mnist, fashion_mnist, cifar10, paper-mnist, paper-cifar10-small-batch, "
+            "paper-cifar10-large-batch, paper-cifar10-2x, density-1d, spirals, spirals-baseline, "
+            "japanese-vowels; for --data images, own (rows), series; or a file.toml.  "
+            "[default: digits, or by what --data is]",
             show_default=False,
         ),
     ] = None,

@@ -122,7 +122,12 @@ class Gaussianise(Bijection):
 
 
 def pixel_tables(
-    images: Tensor, levels: int, *, neighbours: float = 1.0, everywhere: float = 1.0
+    images: Tensor,
+    levels: int,
+    *,
+    neighbours: float = 1.0,
+    everywhere: float = 1.0,
+    worth: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
     """Knots and shares of the grey levels of each pixel of whole-numbered images ``(count,
     channels, height, width)``, whose pixels become :math:`(k + u) / L`.
@@ -130,13 +135,16 @@ def pixel_tables(
     A pixel's own histogram is blurred over grey levels by as much as makes the training images most
     likely, each left out in its turn; and smoothed by those of its neighbours and of all pixels, as
     if so many more images had been seen, and by half an image of evenly spread levels, so that no
-    level is impossible.
+    level is impossible. Where that hardly makes images more likely than one histogram for all
+    pixels of a channel, as in photographs, that one is taken: then a grey level means the same
+    number everywhere, as a convolution wants it.
 
     Arguments:
         images: Training images.
         levels: Their grey levels :math:`L`.
         neighbours: Weight of the mean histogram of the 3x3 pixels around, in images.
         everywhere: Weight of the mean histogram of all pixels of the channel, in images.
+        worth: Nats a pixel for which each pixel has a histogram of its own.
     """
     count, channels, height, width = images.shape
     flat = images.long().flatten(1)
@@ -146,14 +154,19 @@ def pixel_tables(
     near = F.avg_pool2d(own, 3, stride=1, padding=1, count_include_pad=False)
     overall = own.mean((2, 3), keepdim=True)
     others = (neighbours * near + everywhere * overall) / count + 0.5 / levels
-    shares = blur(own.flatten(1), others.flatten(1)).view_as(own) + others
+    blurred, likelihood = blur(own.flatten(1), others.flatten(1))
+    shares = blurred.view_as(own) + others
+    common = (overall + 0.5 / levels).expand_as(own)
+    gain = likelihood - float((own * (common / common.sum(0)).log()).sum())
+    if gain < worth * float(own.sum()):
+        shares = common
     knots = torch.linspace(0.0, 1.0, levels + 1, dtype=torch.float64)
     return knots.expand(flat.shape[1], -1), shares.permute(1, 2, 3, 0).reshape(-1, levels)
 
 
-def blur(counts: Tensor, others: Tensor) -> Tensor:
+def blur(counts: Tensor, others: Tensor) -> tuple[Tensor, float]:
     """Counts ``(levels, pixels)`` blurred over levels, in that of several ways in which images are
-    most likely by all but themselves; ``others`` is what is added to the counts anyway.
+    most likely by all but themselves, and how likely; ``others`` is what is added anyway.
     """
     levels = torch.arange(len(counts), dtype=torch.float64)
     best, most = counts, leave_one_out(counts, counts, 1.0, others)
@@ -167,7 +180,7 @@ def blur(counts: Tensor, others: Tensor) -> Tensor:
             found = leave_one_out(counts, mixed, 1.0 + weight * (itself - 1.0), others)
             if found > most + LEAST_GAIN * float(counts.sum()):
                 best, most = mixed, found
-    return best
+    return best, most
 
 
 def leave_one_out(
@@ -175,7 +188,8 @@ def leave_one_out(
 ) -> float:
     """Log-likelihood of images of these counts, each by the smoothed counts without ``itself``."""
     rest = (smoothed - itself).clamp(min=0.0) + others
-    return float((counts * rest.log()).sum())
+    total = counts.sum(0) - 1.0 + others.sum(0)
+    return float((counts * (rest / total).log()).sum())
 
 
 def column_tables(rows: Tensor, bins: int) -> tuple[Tensor, Tensor]:

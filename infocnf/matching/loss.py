@@ -102,7 +102,7 @@ def matching_objective(
         beta: Weight of the cross-entropy.
         end: Weight of the error at the data end.
         share: Share of samples that are read in training.
-        times: Distribution of times: ``uniform``, ``logit_normal``, ``data`` or ``likelihood``.
+        times: Distribution of times: ``uniform``, ``logit_normal``, ``data`` or ``detail``.
         coupling: Which code a sample is joined to: ``independent`` or ``ot``; see
             :class:`StraightPath`.
         erase: Share of a sample's dimensions that are noise where its labels are read in training,
@@ -146,7 +146,7 @@ def matching_objective(
 
     with mixed:
         slopes = field(t, between, *covariates)
-    error = path.weight(t) * (slopes - (z - state)).square().flatten(1).mean(1)
+    error = (slopes - (z - state)).square().flatten(1).mean(1)
     count = len(x) if model.code.heads and (beta or end) else 0
     losses, read = error, torch.arange(count, device=x.device)
     if model.training and share < 1.0:

@@ -18,7 +18,6 @@ tensor([0.1000, 1.1000])
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,18 +27,14 @@ from torch import Tensor
 __all__ = ["COUPLINGS", "TIMES", "PathSample", "StraightPath"]
 
 COUPLINGS = ("independent", "ot")
-EARLIEST, LATEST = 0.005, 0.93  # times that matter to a likelihood
-LOGITS = tuple(math.log(t / (1.0 - t)) for t in (EARLIEST, LATEST))
 TIMES = {
     "uniform": lambda normal: torch.special.ndtr(normal),
     "logit_normal": torch.sigmoid,
     "data": lambda normal: torch.special.ndtr(normal).square(),
-    "likelihood": lambda normal: torch.sigmoid(
-        LOGITS[0] + (LOGITS[1] - LOGITS[0]) * torch.special.ndtr(normal)
-    ),
+    "detail": lambda normal: torch.sigmoid(1.25 * normal - 1.5),
 }
 """How times are drawn, as functions of a standard normal number: evenly, more often in the middle,
-more often near the data, evenly in the logarithm of the ratio of signal and noise.
+more often near the data, and there more evenly in the logarithm of the time.
 """
 
 
@@ -57,8 +52,7 @@ class StraightPath:
     """Straight lines from samples to codes.
 
     Arguments:
-        times: Distribution of times: ``uniform``, ``logit_normal``, ``data``, or ``likelihood``,
-            with the weights by which the loss bounds the likelihood.
+        times: Distribution of times: ``uniform``, ``logit_normal``, ``data`` or ``detail``.
         coupling: ``independent``, or ``ot``: codes are dealt out within each class so that lines
             are short. It does nothing among real-valued labels, of which no two are alike.
     """
@@ -90,22 +84,6 @@ class StraightPath:
     def time(self, normal: Tensor) -> Tensor:
         """Times from standard normal numbers."""
         return TIMES[self.times](normal)
-
-    def weight(self, t: Tensor) -> Tensor:
-        r"""Weights of squared errors at times, like ``t``.
-
-        A field's slopes say what noise it sees: :math:`E[z | z_t] = z_t + (1 - t) f`. Diffusions
-        whose noise is so estimated have, for standard normal codes (Kingma et al. 2021),
-
-        .. math:: -\log p(x) \le \tfrac12 \int E\, |z - E[z \mid z_t]|^2\, d\lambda + \text{const},
-            \qquad \lambda = 2 \log \frac{1 - t}{t} ,
-
-        which for times drawn evenly in :math:`\lambda` is the mean of the squared errors of the
-        field times :math:`(1 - t)^2`, and half of the interval. All other times weigh 1.
-        """
-        if self.times != "likelihood":
-            return torch.ones_like(t)
-        return (LOGITS[1] - LOGITS[0]) * (1.0 - t).square()
 
     @staticmethod
     def between(x: Tensor, z: Tensor, t: Tensor) -> Tensor:

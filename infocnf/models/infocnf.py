@@ -257,12 +257,21 @@ class InfoCNF(PartitionedModel):
         return Code(z_y, z_u, total if log_det else None, FlowStats(tuple(traversal.solves)))
 
     def decode(
-        self, code: Code, *, tolerance: Tolerance | None = None, context: Tensor | None = None
+        self,
+        code: Code,
+        *,
+        tolerance: Tolerance | None = None,
+        context: Tensor | None = None,
+        steps: int | None = None,
     ) -> Tensor:
-        """Samples ``(batch, *shape)`` of codes."""
+        """Samples ``(batch, *shape)`` of codes: within a tolerance, or in so many equal steps of
+        the midpoint rule per block, two evaluations each.
+        """
         z = self.code.merge(code.supervised, code.unsupervised)
-        own = self.check_context(context, len(z))
-        return self.flow.inverse(z, self.traversal(tolerance, context=own))
+        way = self.traversal(tolerance, context=self.check_context(context, len(z)))
+        if steps is not None:
+            way = replace(way, options={**way.options, "method": "midpoint", "steps": steps})
+        return self.flow.inverse(z, way)
 
     def log_prob(
         self,
@@ -367,15 +376,17 @@ class InfoCNF(PartitionedModel):
         tolerance: Tolerance | None = None,
         context: Tensor | None = None,
         generator: torch.Generator | None = None,
+        steps: int | None = None,
     ) -> Tensor:
         """``n`` samples ``(n, *shape)`` of label ``y``: one for all, one each, or drawn as they
         occur for None.
 
         A temperature below one narrows the prior: more typical samples, less variety. A generator
-        that is seeded alike gives the same first samples, whatever their number.
+        that is seeded alike gives the same first samples, whatever their number. ``steps`` as of
+        :meth:`decode`.
         """
         code = self.draw_code(n, y, temperature, generator)
-        return self.visible(self.decode(code, tolerance=tolerance, context=context))
+        return self.visible(self.decode(code, tolerance=tolerance, context=context, steps=steps))
 
     def draw_code(
         self,

@@ -59,16 +59,21 @@ def draw_samples(
     *,
     temperature: float = 1.0,
     tolerance: float | None = None,
+    steps: int | None = None,
     seed: int = 0,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """Samples in the units of the data, ``(count, ...)``: of one class, or of classes in turn."""
+    """Samples in the units of the data, ``(count, ...)``: of one class, or of classes in turn;
+    within a tolerance, or in so many steps.
+    """
     generator = torch.Generator(model.device).manual_seed(seed)
     labels = turns(model, count, label)
     parts = []
     for chosen in torch.arange(count).split(AT_ONCE):
         y = None if labels is None else {name: values[chosen] for name, values in labels.items()}
-        x = model.sample(len(chosen), y, temperature, tolerance=tolerance, generator=generator)
+        x = model.sample(
+            len(chosen), y, temperature, tolerance=tolerance, generator=generator, steps=steps
+        )
         parts.append(preparation.restore(x))
         progress(len(chosen))
     return torch.cat(parts)

@@ -14,17 +14,19 @@ import torch
 from infocnf.data import Dataset, load_data, spread_over
 from infocnf.data.dataset import marginal_tables
 from infocnf.errors import InputError, shown
-from infocnf.flows.architectures import fit_marginals, fit_whitening
+from infocnf.flows.architectures import fit_marginals, fit_whitening, squeezed
 from infocnf.models import InfoCNF, LatentODE, PartitionedModel
 from infocnf.models.pretrained import default_dtype
 from infocnf.random import combine_seeds
-from infocnf.runs.config import Config, Recipe
+from infocnf.runs.config import Config, ModelConfig, Recipe
 from infocnf.tolerances import policy_from_config
 
 __all__ = ["build_data", "build_model", "settle"]
 
 COPIES = 6  # of weights: gradient, two moments, average, what a roll-back would go back to
 MANY_BLOCKS = 50
+MANY = 20_000  # images that are worth a wide field
+APART = 11.0  # standard deviations between the patterns of two labels
 WHITENED = 5000  # training examples by which patches are whitened
 DEAR_TRACE = 64  # products of an exact trace
 log = logging.getLogger("infocnf")
@@ -54,7 +56,7 @@ def check_classes(data: Dataset) -> None:
 
 def settle(config: Config, data: Dataset) -> Config:
     """The configuration with as many epochs as give the steps it wants at least, in a precision
-    that is fast here, and with paths that hold from anywhere.
+    that is fast here, with a model of the data's size, and with paths that hold from anywhere.
     """
     paths = config.data.model_dump(include={"path", "directory"})
     absolute = {k: str(Path(path).expanduser().absolute()) for k, path in paths.items() if path}
@@ -70,9 +72,26 @@ def settle(config: Config, data: Dataset) -> Config:
                 update={"precision": fast_precision(config.matching.precision)}
             ),
             "training": settled(config.training),
+            "model": sized(config.model, data),
             "data": config.data.model_copy(update=absolute),
         }
     )
+
+
+def sized(model: ModelConfig, data: Dataset) -> ModelConfig:
+    r"""The model with what it leaves to the size of the data: widths, and how far labels are apart.
+
+    Two patterns of :math:`\pm m` differ in about half of the :math:`D_y` dimensions that know the
+    label, and so lie :math:`\sqrt{2 D_y}\, m` apart. That is what tells them from noise, whatever
+    the size of an image.
+    """
+    found: dict[str, Any] = {}
+    if not (model.hidden or data.raw.is_series):
+        found["hidden"] = widths_for(data.shape, len(data.parts["train"]))
+    if model.separation == "auto":
+        own = max(1, round(model.supervised * math.prod(data.shape)))
+        found["separation"] = round(APART / math.sqrt(2.0 * own), 3)
+    return model.model_copy(update=found)
 
 
 def fast_precision(precision: str) -> str:
@@ -90,8 +109,7 @@ def build_model(config: Config, data: Dataset) -> PartitionedModel:
     check_kind(config, data)
     if data.raw.is_series:
         return build_latent_ode(config, data)
-    arguments = config.model.model_dump()
-    arguments["hidden"] = arguments["hidden"] or widths_for(data.shape)
+    arguments = sized(config.model, data).model_dump()
     check_memory(config.model.blocks, arguments["hidden"], data.shape)
     tables = marginal_tables(data) if arguments["marginals"] else None
     arguments["marginals"] = tables[1].shape[1] if tables else 0
@@ -106,7 +124,7 @@ def build_model(config: Config, data: Dataset) -> PartitionedModel:
                 **arguments,
             )
             if "matching" in config.training.stages:
-                check_matching(model, config.model.separation)
+                check_matching(model, arguments["separation"])
         except (ValueError, TypeError) as error:
             raise InputError(f"this model cannot be built for {data.name}: {error}") from None
     if tables:
@@ -149,17 +167,20 @@ def warn_of_cost(model: InfoCNF) -> None:
         )
 
 
-def widths_for(shape: tuple[int, ...]) -> list[int]:
-    """Widths of a field that nobody chose: for images those of a U-Net, whose resolutions end
-    before they have fewer than four pixels a side.
+def widths_for(shape: tuple[int, ...], examples: int) -> list[int]:
+    """Widths of a field that nobody chose: for images those of a U-Net, twice as wide for many of
+    them, whose resolutions end when they have four pixels a side.
 
-    >>> widths_for((3, 32, 32)), widths_for((1, 14, 14)), widths_for((1, 9, 9)), widths_for((2,))
-    ([32, 64, 128], [32, 64], [32], [64, 64, 64])
+    >>> [widths_for((3, side, side), 1000) for side in (8, 14, 32)]
+    [[32], [32, 64], [32, 64, 128]]
+    >>> widths_for((3, 32, 32), 50_000), widths_for((2,), 1000)
+    ([64, 128, 256], [64, 64, 64])
     """
     if len(shape) != 3:
         return [64, 64, 64]
-    roomy = 1 + int(math.log2(max(1.0, min(shape[1:]) / 4)))
-    return [32 * 2**i for i in range(min(roomy, 3))]
+    side = min(squeezed(shape)[1:])
+    resolutions = 1 + max(0, math.ceil(math.log2(side / 4)))
+    return [(64 if examples >= MANY else 32) * 2**i for i in range(min(resolutions, 3))]
 
 
 def check_kind(config: Config, data: Dataset) -> None:

@@ -127,8 +127,8 @@ class ModelConfig(Section):
         False, description="make each pixel or column normal by its histogram (unet, residual)"
     )
     whiten: bool = of_flow("whiten", "whiten 2x2 patches after that (unet)")
-    separation: Weight = of_flow(
-        "separation", "how far apart labels start in the code; matching needs it"
+    separation: Weight | Literal["auto"] = of_flow(
+        "separation", "how far apart labels start in the code; matching needs it; auto: by its size"
     )
 
 
@@ -210,8 +210,8 @@ class MatchingConfig(Recipe):
     beta: Weight = of_matching("beta", "weight of labels read in one step, if all are known")
     end: Weight = of_matching("end", "weight of the error at the data end, without noise")
     share: Part = of_matching("share", "share of a batch whose labels are read")
-    times: Literal["uniform", "logit_normal", "data", "likelihood"] = of_matching(
-        "times", "distribution of times: uniform, logit_normal, data, likelihood"
+    times: Literal["uniform", "logit_normal", "data", "detail"] = of_matching(
+        "times", "distribution of times: uniform, logit_normal, data, detail"
     )
     erase: float = of_matching(
         "erase", "share of an example that is noise where labels are read", ge=0, lt=1

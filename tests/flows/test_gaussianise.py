@@ -137,11 +137,11 @@ def test_what_a_field_is_told_on_the_way_is_bayes_rule(t: float) -> None:
 
 def test_histograms_count_what_was_seen_and_allow_what_was_not() -> None:
     data = images()
-    knots, shares = pixel_tables(data, 5, neighbours=0.0, everywhere=0.0)
+    knots, shares = pixel_tables(data, 5, neighbours=0.0, everywhere=0.0, worth=-math.inf)
     counts = np.stack([np.bincount(c, minlength=5) for c in data.flatten(1).t().numpy()])
     np.testing.assert_allclose(shares.numpy(), counts + 0.1)
     assert torch.equal(knots[0], torch.linspace(0, 1, 6).double())
-    _, smooth = pixel_tables(data, 5)
+    _, smooth = pixel_tables(data, 5, worth=-math.inf)
     assert (smooth > shares).all()
 
 
@@ -198,10 +198,23 @@ def test_histograms_of_few_images_are_blurred_as_far_as_helps() -> None:
         return grey.round().clamp(0, 255).long()
 
     entropy = math.log2(40.0 * math.sqrt(2.0 * math.pi * math.e))
-    _, shares = pixel_tables(smooth(300), levels)
+    _, shares = pixel_tables(smooth(300), levels, worth=-math.inf)
     assert likelihood(shares, smooth(3000)) < entropy + 0.05  # 1.2 more without
 
     spikes = 50 * torch.randint(0, 5, (300, 1, 6, 6), generator=draw)  # five levels, no others
-    _, shares = pixel_tables(spikes, levels)
+    _, shares = pixel_tables(spikes, levels, worth=-math.inf)
     assert likelihood(shares, spikes) < math.log2(5) + 0.1
     assert (shares[:, 1::50] < 0.1).all()
+
+
+def test_pixels_have_histograms_of_their_own_only_where_these_differ() -> None:
+    draw = torch.Generator().manual_seed(0)
+    alike = torch.randint(0, 5, (400, 2, 3, 3), generator=draw)
+    alike[:, 1] = alike[:, 1].clamp(max=2)  # channels do
+    differing = alike.clone()
+    differing[..., 1:] = differing[..., 1:].clamp(max=1)
+    for data, spread in ((alike, False), (differing, True)):
+        _, shares = pixel_tables(data, 5)
+        each = (shares / shares.sum(1, keepdim=True)).view(2, 9, 5)
+        assert bool((each.std(1) > 1e-9).any()) == spread
+        assert float((each[0] - each[1]).abs().max()) > 0.1

@@ -19,7 +19,7 @@ from infocnf import Categorical, InfoCNF, Real
 from infocnf.flows import Scale
 from infocnf.matching import StraightPath, matching_objective
 from infocnf.matching.loss import moved
-from infocnf.matching.paths import EARLIEST, LATEST, TIMES
+from infocnf.matching.paths import TIMES
 from infocnf.matching.refit import refit
 from infocnf.models.code import sign_codes
 from infocnf.models.readout import head_logits
@@ -29,7 +29,6 @@ from infocnf.objectives import likelihood_objective
 from infocnf.random import combine_seeds
 
 SEEDS = combine_seeds(0, torch.arange(20000))
-ENDS = (EARLIEST, LATEST)
 
 
 def shaken(field: nn.Module, strength: float = 0.2) -> nn.Module:
@@ -159,25 +158,7 @@ def test_the_loss_is_least_at_the_closed_form(times: str) -> None:
     t = TIMES[times](Normal(0.0, 1.0).icdf(torch.linspace(0.5e-4, 1 - 0.5e-4, 10**4)))[:, None]
     variance = (1 - t) ** 2 * SPREAD**2 + t**2
     rest = 1.0 + SPREAD**2 - (t - (1 - t) * SPREAD**2) ** 2 / variance
-    rest = rest * StraightPath(times).weight(t)
     assert float(found.loss.detach()) == pytest.approx(float(rest.mean()), rel=0.02)
-
-
-def test_weighted_errors_of_the_best_field_are_the_entropy_of_the_data() -> None:
-    """The bound that the weights of ``likelihood`` stand for is the entropy itself where noise is
-    estimated as well as can be: of Gaussian data between the first and the last of its times.
-    """
-    path, (first, last) = StraightPath("likelihood"), (torch.tensor([t]) for t in ENDS)
-    t = path.time(Normal(0.0, 1.0).icdf(torch.linspace(0.5e-5, 1 - 0.5e-5, 10**5)))[:, None]
-    variance = (1 - t) ** 2 * SPREAD**2 + t**2
-    left = 1.0 + SPREAD**2 - (t - (1 - t) * SPREAD**2) ** 2 / variance  # of z - x given z_t
-    bound = (path.weight(t) * left).mean(0)
-
-    def entropy(t: Tensor) -> Tensor:  # of z_t / (1 - t)
-        return Normal(0.0, (SPREAD**2 + (t / (1 - t)) ** 2).sqrt()).entropy()
-
-    noise = (first / (1 - first)).log() - (last / (1 - last)).log()
-    torch.testing.assert_close(bound + noise, entropy(first) - entropy(last), atol=1e-4, rtol=0)
 
 
 def test_the_best_field_has_the_exact_likelihood() -> None:
