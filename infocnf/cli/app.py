@@ -20,6 +20,7 @@ from infocnf.errors import InputError, StoppedError, WorkError, cut, is_leader, 
 __all__ = ["app", "run"]
 
 LONGEST = 800  # characters of an error
+LARGE_DIGITS = Path("runs") / "mnist"  # what the page shows where it is there
 
 app = typer.Typer(
     help="Conditional continuous normalizing flows: one model that classifies, gives an exact "
@@ -166,8 +167,13 @@ def fetch(name: Annotated[str, typer.Argument(help="Name of the data set.")]) ->
 
 def demo(
     run: Annotated[
-        Path, typer.Argument(help="Run directory of a model of images.  [default: digits]")
-    ] = Path("digits"),
+        Path | None,
+        typer.Argument(
+            help="Run directory of a model of images.  [default: runs/mnist, which 'infocnf train "
+            "mnist' makes; digits where that is not there]",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets others in.")
     ] = "127.0.0.1",
@@ -192,6 +198,8 @@ def demo(
     from infocnf.app.actions import DemoSession
     from infocnf.runs import Run
 
+    trained = (LARGE_DIGITS / "model" / "config.json").is_file()
+    run = run or (LARGE_DIGITS if trained else Path("digits"))
     serve(DemoSession(Run.open(run), tolerance), host, port)
 
 

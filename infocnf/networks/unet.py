@@ -331,6 +331,7 @@ class MixtureField(nn.Module):
     ) -> Tensor:
         """Slopes of states, or of a stack, whose samples have so many dimensions with the batch."""
         with torch.autocast(z.device.type, enabled=False):  # small noise needs all digits
+            t, z, *context = (part.to(self.frequencies) for part in (t, z, *context))
             time = self.embed((self.angle(t.reshape(-1, 1)) * self.frequencies).cos())
             if self.context is not None:
                 time = time + self.context(context[0])

@@ -298,6 +298,7 @@ ARGUMENTS = {
     "sample {run} --label 12": "one of 0, 1, .*'12'",
     "sample {run} -n 0": "at least 1",
     "sample {run} -n 10 --temperature -1": "temperature",
+    "sample {run} -n 10 --steps 0": "--steps must be at least 1",
     "sample {run} -o {home}/x.bmp": r"\.png or \.npz or \.csv",
     "sample {run} -o {home}/file.csv": "--overwrite",
     "sample {run} -o {home}/full --overwrite": "must end in",

@@ -60,7 +60,8 @@ def test_train_evaluate_sample_predict_and_report(
     assert command(["sample", str(trained), "-n", "20"]) == 0
     assert Image.open(trained / "samples.png").size[0] > 100
     out = tmp_path / "threes.npz"
-    assert command(["sample", str(trained), "--label", "3", "-n", "5", "-o", str(out)]) == 0
+    quick = ["--label", "3", "-n", "5", "--steps", "4"]
+    assert command(["sample", str(trained), *quick, "-o", str(out)]) == 0
     drawn = np.load(out)["x"]
     assert drawn.shape == (5, 1, 8, 8) and drawn.min() >= 0 and drawn.max() <= 16
 

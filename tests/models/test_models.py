@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,19 @@ def test_encode_then_decode_returns_the_samples(changes: dict[str, object]) -> N
         torch.testing.assert_close(model.decode(code, tolerance=1e-6), x, rtol=0, atol=1e-4)
     assert code.supervised.shape[1] + code.unsupervised.shape[1] == model.dimensions
     assert code.stats.forward.shape == (3,)
+
+
+def test_samples_in_given_steps_come_nearer_as_the_midpoint_rule_does() -> None:
+    model = small(shape=(5,)).double()
+    code = model.draw_code(4, 3)
+    with torch.no_grad():
+        exact = model.decode(code, tolerance=1e-10)
+        errors = [
+            float((model.decode(code, steps=steps) - exact).abs().max()) for steps in (8, 16, 32)
+        ]
+    assert errors[0] > 1e-9
+    for coarse, fine in pairwise(errors):
+        assert 3.3 < coarse / fine < 4.8  # a quarter, for half the step
 
 
 def test_evaluation_does_not_depend_on_the_batch_or_on_what_was_solved_before() -> None:
