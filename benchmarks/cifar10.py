@@ -1,4 +1,4 @@
-"""The paper's comparisons on CIFAR-10 itself. ``python -m benchmarks.cifar10 compare --data FOLDER``
+"""The paper's comparisons on CIFAR-10 itself: ``python -m benchmarks.cifar10 compare --data DIR``
 trains whole, half and a tenth of the code with labels, with and without the cross-entropy. ``python
 -m benchmarks.cifar10 tolerances --run runs/cifar10`` goes on from a trained model by the exact
 likelihood under every policy of tolerances. Both write into ``docs/results/cifar10.md``. Runs that
