@@ -5,8 +5,8 @@ r"""Whitening of patches: the channels at each place become uncorrelated, with v
 
 with :math:`C` the second moments of the :math:`c` channels over all images and the :math:`P` places
 of each. After a squeeze the channels are the pixels and colours of a 2x2 patch. In a natural image
-these are so alike that their differences have a hundredth of their own size, and noise hides them
-when little of it is there: a flow would have to learn all it knows of them from its first moments.
+these are so alike that the least of their differences has a fortieth of their own size (CIFAR-10),
+and a little noise hides it: a flow would have to learn all it knows of it at times near 0.
 Whitened, every difference is as large as what it is a difference of, and a flow that starts at the
 identity has the likelihood of Gaussian patches.
 """

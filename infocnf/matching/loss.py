@@ -110,8 +110,8 @@ def matching_objective(
             less certain than Bayes' rule would be.
         shift: Pixels by which images are moved at most, in both directions, where their labels are
             read in training.
-        precision: ``bfloat16`` for a network that computes in it, which is twice as fast where the
-            processor can; ``float32`` for what the model is in.
+        precision: ``bfloat16`` for a network that multiplies in it, which is up to twice as fast
+            where the processor can; ``float32`` for what the model is in.
         pseudo_label_threshold: Probability from which a class that the model believes in counts as
             known (Lee 2013): with ``erase`` the model learns to say of a part of a sample what it
             says of the whole. 1 for never: a model that knows ten labels of a class may gain by it,
@@ -186,8 +186,8 @@ def matching_objective(
 
 
 def moved(x: Tensor, seeds: Tensor, most: int) -> Tensor:
-    """Images ``(batch, channels, height, width)`` moved by up to so many pixels down and to the
-    right, or up and to the left, by their seeds; the outermost pixels are repeated.
+    """Images ``(batch, channels, height, width)`` moved by up to so many pixels up or down, and to
+    the left or right, by their seeds; the outermost pixels are repeated.
     """
     by = (draw_uniform(seeds, x.new_empty(len(x), 2), Stream.MOVE) * (2 * most + 1)).floor() - most
     rows, columns = (

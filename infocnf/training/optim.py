@@ -46,8 +46,8 @@ MATCHED = 0.2  # root mean square of a step of Adam, in learning rates
 class Muon(AdamW):
     """AdamW, but for the matrices of groups whose ``orthogonal`` is true.
 
-    PyTorch has an optimiser of that name; it refuses convolutions, and always computes in bfloat16,
-    here the ``products`` of a group, which is slow on many CPUs.
+    PyTorch has an optimiser of that name; it refuses convolutions, and always multiplies in
+    bfloat16, which is slow on many CPUs. Here the ``products`` of a group name a type, or None.
     """
 
     @torch.no_grad()
