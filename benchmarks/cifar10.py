@@ -40,6 +40,7 @@ HEAD = "# CIFAR-10"
 SEEDS = (0, 1)
 SMALLER = (
     "model.hidden=[32,64,128]",
+    "model.blocks=2",
     "matching.epochs=5",
     "matching.batch_size=64",
     "matching.ema=0.999",
@@ -185,6 +186,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, default=ROOT / "runs" / "cifar10")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "cifar10-compared")
     arguments = parser.parse_args(given)
+    if arguments.part == "compare" and arguments.data is None:
+        parser.error("compare needs --data, the folder with cifar10.npz")
     table = {"compare": compare, "tolerances": tolerances}[arguments.part](arguments)
     publish_part(RESULT, HEAD, arguments.part, f"{table}\n\n{machine()}; {commit()}", PARTS)
     print(f"written: {RESULT}")

@@ -62,7 +62,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "widths 128, two blocks": ("model.hidden=[128,128,128]", "model.blocks=2"),
     "widths 256, two resolutions": ("model.hidden=[256,256]",),
     "patterns three times as far apart": ("model.separation=0.6",),
-    "half the share of labels": ("matching.share=0.25",),
+    "twice the share of labels": ("matching.share=0.5",),
     "cross-entropy times 5": ("matching.beta=0.2",),
     "images not moved": ("matching.shift=0",),
 }
